@@ -4,11 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from processes import MPIRUN, not_passed, run_mpi, run_servers
 
-from gluon_parallel.kvstore import collective, exchange, flight_recorder
+from gluon_parallel.kvstore import collective, flight_recorder
 from gluon_parallel.kvstore.flight_recorder import report, ring
 from gluon_parallel.native.records import C
 
@@ -87,9 +86,3 @@ def test_errors_name_the_outermost_function_also_after_one_that_failed():
         raise ZeroDivisionError
     with collective("gp.evaluate()") as name:
         assert name == "gp.evaluate()"
-
-
-@pytest.mark.parametrize("length", [0, 1, 23, 24, 500])
-def test_a_vector_of_any_length_arrives(length, rng):
-    vector = rng.standard_normal(length)
-    np.testing.assert_array_equal(exchange.gather(exchange.open_store("local"), "a test", vector), vector[None])

@@ -1,5 +1,6 @@
-"""The exchange between processes, which here are threads that share a store that sums."""
+"""What processes compare, gather and combine through a store that can only sum; here they are threads."""
 
+import functools
 import threading
 import time
 
@@ -7,9 +8,12 @@ import numpy as np
 import pytest
 from batch_norm_reference import combined, in_parallel, measured
 
+import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.errors import BarrierTimeout, ExchangeError
-from gluon_parallel.kvstore.exchange import Exchange, open_store
+from gluon_parallel.engine import push
+from gluon_parallel.kvstore import handshake
+from gluon_parallel.kvstore.contract import Contract, contract
+from gluon_parallel.kvstore.exchange import Exchange, gather, open_store
 
 
 class Servers:
@@ -26,7 +30,7 @@ class Worker(mx.kvstore.KVStoreBase):
     type = "test_sum"
 
     def __init__(self, servers, rank):
-        self.servers, self._rank, self.rounds = servers, rank, {}
+        self.servers, self._rank, self.rounds, self.sent = servers, rank, {}, []
 
     rank = property(lambda self: self._rank)
     num_workers = property(lambda self: self.servers.num_workers)
@@ -41,89 +45,130 @@ class Worker(mx.kvstore.KVStoreBase):
     def pushpull(self, key, value, out=None, priority=0):
         servers, self.rounds[key] = self.servers, self.rounds.get(key, 0) + 1
         slot = (key, self.rounds[key])
-
-        def work():
-            with servers.changed:
-                parts = servers.parts.setdefault(slot, [])
-                parts.append(value.asnumpy())
-                if len(parts) == servers.num_workers:
-                    servers.done[slot] = servers.spoil(sum(parts))
-                    servers.changed.notify_all()
-                if servers.changed.wait_for(lambda: slot in servers.done, timeout=60):
-                    out[:] = servers.done[slot]
-
-        work()
+        self.sent.append(value.shape)
+        with servers.changed:
+            parts = servers.parts.setdefault(slot, [])
+            parts.append(value.asnumpy())
+            if len(parts) == servers.num_workers:
+                servers.done[slot] = servers.spoil(sum(parts))
+                servers.changed.notify_all()
+            if servers.changed.wait_for(lambda: slot in servers.done, timeout=60):
+                out[:] = servers.done[slot]
 
 
-def gathered(servers, vectors, calls=(0,), timeout=30):
-    results = [None] * len(vectors)
+def on_all(num, function, spoil=lambda total: total):
+    """What ``function(worker)`` returns on each of `num` processes, or the error that it raises, in words."""
+    servers, results = Servers(num, spoil), [None] * num
+    workers = [Worker(servers, rank) for rank in range(num)]
 
-    def process(rank):
-        exchange = Exchange(Worker(servers, rank), "layer", timeout)
-        exchange.prepare(len(vectors[rank]))
-        results[rank] = [exchange.gather(call, vectors[rank]) for call in calls]
+    def process(worker):
+        try:
+            results[worker.rank] = function(worker)
+        except gp.errors.GluonParallelError as error:
+            results[worker.rank] = f"{type(error).__name__}: {error}"
 
-    in_parallel([lambda rank=rank: process(rank) for rank in range(len(vectors))])
-    return results
-
-
-@pytest.mark.parametrize("store", ["local", "device"])
-def test_one_process_gets_its_own_vector_back_to_the_last_bit(rng, store):
-    exchange = Exchange(open_store(store), "layer")
-    exchange.prepare(50)
-    for call in range(300):
-        vector = rng.normal(size=50) * 1e6
-        assert (exchange.gather(call, vector) == vector).all()
+    in_parallel([lambda worker=worker: process(worker) for worker in workers])
+    return results, workers
 
 
-def test_a_store_is_opened_once_per_name():
-    assert open_store("local") is open_store("local")
-    own = mx.kv.create("local")
-    assert open_store(own) is own
+def agree(lists):
+    return on_all(len(lists), lambda worker: contract(worker).agree(lists[worker.rank], "Do the same"))
 
 
-def test_several_layers_share_a_store_with_a_trainer():
-    store = mx.kv.create("local")
-    store.init(0, mx.nd.zeros(3))  # a trainer's first parameter
-    exchanges = [Exchange(store, "layer") for _ in range(3)]
-    for n, exchange in enumerate(exchanges):
-        exchange.prepare(n + 1)
-    for n, exchange in enumerate(exchanges):
-        assert exchange.gather(0, np.arange(n + 1.0)).tolist() == [list(range(n + 1))]
+def test_processes_that_say_the_same_go_on_after_one_message_of_a_fixed_length(rng):
+    many = [f"send {number}" for number in rng.integers(9, size=200)]
+    for num, says in ((2, ["send one"]), (3, ["send one", "send two"]), (5, many)):
+        heard, workers = agree([says] * num)
+        assert heard == [None] * num
+        assert all(worker.sent == [(num, 4)] for worker in workers)
+    assert agree([["send one"]])[1][0].sent == []  # a process that is alone
 
 
-@pytest.mark.parametrize("num_workers", [2, 3, 5])
-def test_moments_of_processes_combine_as_exactly_as_those_of_devices(rng, num_workers):
-    x = [rng.normal(size=(n + 1, 4)) + 1e6 for n in range(num_workers)]
-    rows = gathered(Servers(num_workers), [measured(part) for part in x])
-    expected = combined([measured(part) for part in x])
-    for row in rows:
-        assert (combined(row[0]) == expected).all()
+@pytest.mark.parametrize(
+    ("lists", "words"),
+    [
+        (["a", "b"], "process 0 sends a, process 1 sends b"),
+        (["a b", "a c", "a b"], "processes 0, 2 send b, process 1 sends c"),
+        (["a b", "a", "a b", "a"], "processes 0, 2 send b, processes 1, 3 send nothing more"),
+        (["a", "a b c"], "process 0 sends nothing more, process 1 sends b"),
+        (["a b", "b a"], "process 0 sends a, process 1 sends b"),
+        (["a" * 300, "b"], f"process 0 sends {'a' * 138}~"),
+        (["a" * 300 + "b", "a" * 300], f"process 0 sends {'a' * 138}~"),
+    ],
+)
+def test_all_hear_who_says_what_at_the_first_sentence_that_differs(lists, words):
+    heard, _ = agree([[f"send {word}" for word in text.split()] for text in lists])
+    assert heard == [heard[0]] * len(lists)
+    assert heard[0].startswith(f"WorkersDiffer: store 'test_sum': {words}") and heard[0].endswith(". Do the same")
+
+
+def test_processes_at_different_agreements_hear_what_each_does():
+    heard, _ = agree([["send float32 (2,) under key 1"], ["call gp.evaluate() with 4 values"]])
+    assert "process 0 sends float32 (2,) under key 1, process 1 calls gp.evaluate() with 4 values" in heard[0]
+
+
+def test_arrays_are_described_by_what_a_server_must_know():
+    arrays = [[mx.nd.zeros((2, 3)), mx.nd.zeros((2, 3))], mx.nd.zeros(4, dtype="float16")]
+    says = handshake.described(["w", 3], arrays)
+    assert says == ["send float32 (2, 3) under key w", "send float16 (4,) under key 3"]
+
+
+@pytest.mark.parametrize("length", [0, 1, 500])
+@pytest.mark.parametrize("num", [1, 3])
+def test_a_vector_of_any_length_arrives_from_all_processes(num, length, rng):
+    vectors = rng.standard_normal((num, length))
+    results, _ = on_all(num, lambda worker: gather(worker, "a test", vectors[worker.rank]))
+    for rows in results:
+        np.testing.assert_array_equal(rows, vectors)
+
+
+def test_processes_that_gather_in_different_functions_or_other_lengths_hear_of_it():
+    heard, _ = on_all(2, lambda worker: gather(worker, f"function {worker.rank}()", np.ones(1)))
+    assert "process 0 calls function 0() with 1 values, process 1 calls function 1()" in heard[0]
+    heard, _ = on_all(2, lambda worker: gather(worker, "one()", np.ones(1 + worker.rank)))
+    assert "process 0 calls one() with 1 values, process 1 calls one() with 2 values" in heard[1]
 
 
 def test_not_a_bit_is_lost_in_a_store_that_keeps_float32(rng):
     # MXNet's servers do, with whatever a worker sends, if a variable of theirs that nothing sets happens to be true.
     vectors = [np.concatenate([rng.normal(size=20) * 1e6, [0.1, -0.0, 5e-324, np.inf, 1.7e308]]) for _ in range(3)]
-    servers = Servers(3, spoil=lambda total: total.astype(np.float32).astype(total.dtype))
-    for rows in gathered(servers, vectors, calls=[2**40 + 1])[0]:
-        assert rows.tobytes() == np.stack(vectors).tobytes()
+    results, _ = on_all(
+        3,
+        lambda worker: contract(worker).gather(1, vectors[worker.rank]),
+        spoil=lambda total: total.astype(np.float32).astype(total.dtype),
+    )
+    assert all(rows.tobytes() == np.stack(vectors).tobytes() for rows in results)
 
 
-def test_processes_that_are_out_of_step_are_told(rng):
-    servers = Servers(2)
-    exchanges = [Exchange(Worker(servers, rank), "layer", timeout=30) for rank in range(2)]
-    errors = []
+@pytest.mark.parametrize("spoil", [lambda total: -0.1 * total, lambda total: 0.5 * total, lambda total: 8 * total])
+def test_a_store_that_runs_an_optimizer_is_found_out(spoil):
+    heard, _ = on_all(2, lambda worker: contract(worker).gather(1, np.array([0.1, 0.7])), spoil)
+    assert all("ExchangeError" in words and "update_on_kvstore=False" in words for words in heard)
 
-    def process(rank):
-        exchanges[rank].prepare(2)
-        try:
-            exchanges[rank].gather(3 + rank, np.ones(2))
-        except ExchangeError as error:
-            errors.append(str(error))
 
-    in_parallel([lambda rank=rank: process(rank) for rank in range(2)])
-    assert len(errors) == 2
-    assert "layer: the processes are out of step: process 0 at call 3, process 1 at call 4" in errors[0]
+@pytest.mark.parametrize("num", [2, 5])
+def test_moments_of_processes_combine_as_exactly_as_those_of_devices(num, rng):
+    x = [rng.normal(size=(n + 1, 4)) + 1e6 for n in range(num)]
+    results, _ = on_all(num, lambda worker: gather(worker, "a test", measured(x[worker.rank])))
+    expected = combined([measured(part) for part in x])
+    for rows in results:
+        assert (combined(rows) == expected).all()
+
+
+def test_layers_share_a_store_with_a_trainer():
+    store = mx.kv.create("local")
+    assert open_store("local") is open_store("local") and open_store(store) is store
+    store.init(0, mx.nd.zeros(3))  # a trainer's first parameter
+    exchanges = [Exchange(store, "layer") for _ in range(3)]
+    for n, exchange in enumerate(exchanges):
+        exchange.prepare(n + 1)
+    for n, exchange in enumerate(exchanges):
+        assert exchange.combine(0, np.arange(n + 1.0), 1).tolist() == list(range(n + 1))
+
+
+def test_processes_that_are_out_of_step_are_told():
+    heard, _ = on_all(2, lambda worker: Exchange(worker, "layer", timeout=30).combine(3 + worker.rank, np.ones(2), 0))
+    assert all("layer: the processes are out of step: process 0 at call 3, process 1 at call 4" in one for one in heard)
 
 
 def test_calls_that_go_backward_in_another_order_on_each_process_find_each_other(rng):
@@ -144,22 +189,28 @@ def test_calls_that_go_backward_in_another_order_on_each_process_find_each_other
         np.testing.assert_allclose(total, vectors[call].sum(axis=0), rtol=1e-15, atol=1e-15)
 
 
-def test_a_store_that_runs_an_optimizer_is_found_out():
-    with pytest.raises(ExchangeError, match="update_on_kvstore=False"):
-        gathered(Servers(2, spoil=lambda total: -0.1 * total), [np.ones(2)] * 2)
+class Silent(Contract):
+    """A store whose other process does not come."""
+
+    type, rank, num_workers = "test_sum", 1, 2
+
+    def __init__(self):
+        self.release = threading.Event()
+
+    def pushpull(self, key, value, out=None, priority=0):
+        push(functools.partial(self.release.wait, 20), write=[out])
 
 
-def test_a_process_that_does_not_come_is_waited_for_no_longer_than_said():
-    class Silent(Worker):
-        def pushpull(self, key, value, out=None, priority=0):
-            from gluon_parallel.engine import push
-
-            self.release = threading.Event()
-            push(lambda: self.release.wait(20), write=[out])  # as a store does that is waiting for its peers
-
-    store = Silent(Servers(2), 1)
-    exchange = Exchange(store, "layer, forward", timeout=0.2)
-    exchange.prepare(1)
-    with pytest.raises(BarrierTimeout, match=r"layer, forward, call 7: process 1 of 2 waited 0.2 s"):
-        exchange.gather(7, np.ones(1))
+def test_a_process_that_does_not_come_is_waited_for_no_longer_than_the_limit(monkeypatch):
+    leaving, store = [], Silent()
+    monkeypatch.setenv("GLUON_PARALLEL_TIMEOUT", "0.2")
+    monkeypatch.setattr(handshake.atexit, "register", leaving.append)
+    with pytest.raises(gp.errors.WorkerLost, match="float32 .3,. under key 1: process 1 of 2 waited 0.2 s"):
+        store.agree(["send float32 (3,) under key 1"], "")
+    assert len(leaving) == 1  # MXNet's own way out would wait for that sum
+    store.release.set()
+    store.release = threading.Event()
+    exchange = Exchange(store, "layer, forward", timeout=0.3)
+    with pytest.raises(gp.errors.BarrierTimeout, match=r"layer, forward, call 7: process 1 of 2 waited 0.3 s"):
+        exchange.combine(7, np.ones(1), 0)
     store.release.set()

@@ -230,7 +230,7 @@ def test_a_key_that_becomes_known_while_another_process_asks_is_no_error(engines
 
     one.counts.update({b"first": Grows({b"f": 2}), b"second": {b"f": 1}})
     account = one.lost.account([b"first"])
-    assert (account.beats, account.counts) == (3, {b"first": {b"f": 2}})
+    assert (account.num_exchanges, account.counts) == (3, {b"first": {b"f": 2}})
 
 
 @pytest.mark.parametrize("num", [1, 2, 7, 30])

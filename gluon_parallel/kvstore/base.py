@@ -7,11 +7,11 @@ from typing import Any
 from ..compat import mx
 from ..compat.array_types import as_tuple
 from ..errors import ArrayMismatch, SparseUnsupported
-from .contract import Arrays, Keys
-from .handshake import Comparing, signature
+from .contract import Arrays, Contract, Keys
+from .handshake import signature
 
 
-class Store(Comparing, mx.kvstore.KVStoreBase):
+class Store(Contract, mx.kvstore.KVStoreBase):
     """A store that sums gradients; the update runs on the devices.
 
     MXNet's ``init``, ``push`` and ``pull`` are there for programs that are written with them. The store keeps an array

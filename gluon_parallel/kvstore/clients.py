@@ -15,6 +15,7 @@ from . import separate_training
 from .base import Store
 from .contract import contract, is_distributed
 from .factory import OURS, known_name
+from .handshake import ONE_DIVISOR, divided_by
 from .servers import Servers
 
 
@@ -80,7 +81,7 @@ def _compare_on_servers(trainer: Any) -> None:
     if isinstance(store, str) and store.lower().startswith("dist"):
         store = trainer._kvstore_params["kvstore"] = mx.kv.create(store)  # MXNet opens it once
     if isinstance(store, Servers) and "async" not in store.type:
-        store.compare_divisors(trainer._optimizer.rescale_grad)
+        store.agree([divided_by(1 / trainer._optimizer.rescale_grad)], ONE_DIVISOR)
 
 
 def init_optimizer(
@@ -98,7 +99,8 @@ def init_optimizer(
         return
     optimizer_params = dict(optimizer_params)
     optimizer_params.setdefault("rescale_grad", 1.0 / (module._exec_group.batch_size * kvstore.num_workers))
-    kvstore.compare_divisors(optimizer_params["rescale_grad"], "Bind the Module to one batch_size on all processes")
+    divisor = divided_by(1 / optimizer_params["rescale_grad"])
+    kvstore.agree([divisor], "Bind the Module to one batch_size on all processes")
     if isinstance(optimizer, mx.optimizer.Optimizer) and kvstore.num_workers > 1:
         wanted = optimizer_params["rescale_grad"]
         if optimizer.rescale_grad != wanted:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import itertools
 import threading
 import weakref
 from collections.abc import Hashable, Sequence
@@ -11,18 +13,15 @@ from typing import Any, Callable, Optional
 import numpy as np
 
 from ..compat import mx
-from ..errors import BarrierTimeout
+from ..errors import BarrierTimeout, ExchangeError
 from . import flight_recorder
-from .environment import arrives, default_timeout
-
-_PIECES = 4  # of a number
+from .environment import LIMIT, arrives, default_timeout
+from .handshake import SAME_MODEL, described, differ, leave_without_waiting, spelled, words_of
+from .reserved_keys import FIRST_EXCHANGE, HANDSHAKE_DIGEST, HANDSHAKE_WORDS
 
 Keys = Sequence[Hashable]
 Arrays = Sequence[Sequence[Any]]  # for each key, one NDArray per device
 Bounds = Sequence[Sequence[int]]  # for each key, where the parts of the processes begin, and the end
-
-_lock = threading.Lock()
-_states: weakref.WeakKeyDictionary[Any, _State] = weakref.WeakKeyDictionary()
 
 
 class Contract:
@@ -45,6 +44,7 @@ class Contract:
     survival: Any = None
     broadcast: Callable[..., None]
     pushpull: Callable[..., None]
+    _number: Any = 0  # of the store, for the flight recorder
 
     @functools.cached_property
     def ranks(self) -> Sequence[int]:
@@ -75,18 +75,76 @@ class Contract:
 
     def describe(self, key: Hashable, text: str) -> None:
         """Name the layer or parameter of a key, for the flight recorder; before the key is used."""
+        flight_recorder.RECORDER.describe(self._number, key, text)
+
+    @functools.cached_property
+    def _agreed(self) -> set[str]:
+        return set()  # what all processes send under a key, in words
 
     def compare(self, keys: Keys, arrays: Sequence[Any]) -> None:
         """Raise WorkersDiffer on all processes if one is about to send other arrays under these keys; all call it."""
+        self._agree_to_send(described(keys, arrays))
+
+    def compare_once(self, keys: Keys, arrays: Sequence[Any], parts: Sequence[Any] = ()) -> None:
+        """The same, if that has not been compared before; `parts`: how each array is divided among the processes."""
+        words = described(keys, arrays)
+        words = [f"{word} in parts {[*ends]}" for word, ends in zip(words, parts)] or words
+        if not self._agreed.issuperset(words):
+            self._agree_to_send(words)
+
+    def _agree_to_send(self, words: Sequence[str]) -> None:
+        self.agree(words, SAME_MODEL)
+        self._agreed.update(words)
+
+    def agree(self, says: Sequence[str], advice: str) -> None:
+        """Go on only if all processes say the same sentences; all call this equally often and in the same order.
+
+        Each process sends 64 bits of a digest of its sentences. Only if they differ, sentences themselves travel, so
+        that all can say which ones differ.
+
+        Args:
+            says: what this process does, each beginning with a verb, such as "run MXNet 1.9.1".
+            advice: what to do where processes differ.
+
+        Raises:
+            WorkersDiffer: another process says something else; names who says what.
+            WorkerLost: another process does not call it within ``GLUON_PARALLEL_TIMEOUT``.
+        """
+        digest = hashlib.sha256("; ".join(says).encode()).digest()[:8]
+        if self.num_workers == 1 or self._all_say(HANDSHAKE_DIGEST, np.frombuffer(digest, np.uint8), says):
+            return
+        # All know by now that they differ, so all go through their sentences until they come to where.
+        end = f"{says[0].partition(' ')[0] if says else 'say'} nothing more"
+        for sentence in itertools.chain(says, itertools.repeat(end)):
+            self._all_say(HANDSHAKE_WORDS, words_of(sentence), says, f"store {self.type!r}", advice)
+
+    def _all_say(self, key: int, numbers: np.ndarray, says: Sequence[str], where: str = "", advice: str = "") -> bool:
+        """Whether all processes send the same numbers; if they are `where` words, WorkersDiffer where they do not."""
+        rows = self._gathered(key, numbers, default_timeout())
+        if rows is None:
+            leave_without_waiting()
+            problem = (
+                f"store {self.type!r}, {says[0] if says else 'nothing'}: process {self.rank} of {self.num_workers} "
+                f"waited {default_timeout():g} s for the others. "
+            )
+            advice = f"Every process must run the same program; look at their output. A longer limit: {LIMIT}=seconds"
+            raise flight_recorder.gave_up(problem + flight_recorder.advice(advice))
+        is_same = (rows == rows[0]).all()
+        if where and not is_same:
+            raise differ(where, dict(zip(self.ranks, map(spelled, rows))), advice)
+        return is_same
 
     def prepare_gather(self, key: Hashable, length: int) -> None:
         """Before the first :meth:`gather` of `length` numbers; all processes call it while nothing is in flight."""
-        state = _state_of(self)
+        self._open_for_sums(key, mx.nd.zeros((self.num_workers, 4 * length), ctx=mx.cpu()))  # in pieces of 16 bits
+
+    def _open_for_sums(self, key: Hashable, zeros: Any) -> None:
+        """Make a key known to the servers of a store that has some, once."""
+        state = state_of(self)
         if key in state.opened:  # without the lock: another thread may hold it in the middle of an exchange
             return
         with state.lock:
             if key not in state.opened:
-                zeros = mx.nd.zeros((self.num_workers, _PIECES * length), ctx=mx.cpu())
                 self.broadcast(key, value=zeros, out=zeros)
                 limit = default_timeout()
                 if not arrives(zeros, limit):
@@ -98,28 +156,56 @@ class Contract:
     def gather(self, key: Hashable, vector: np.ndarray, timeout: Optional[float] = None) -> np.ndarray:
         """Every process's `vector`, (n,) float64, by rank; waits for all.
 
-        A store that sums gets the numbers as float32 pieces of 16 bits: MXNet's servers keep float64 as float32
-        whenever a variable that they forget to set happens to be true.
-
         Raises:
             BarrierTimeout, WorkerLost: another process did not send its part within `timeout` seconds, or the store's
                 own limit.
+            ExchangeError: what came back is not what was sent.
         """
         limit = default_timeout() if timeout is None else timeout
-
-        def start(array: Any) -> None:
-            with _state_of(self).lock:  # stores are made for one thread; the call returns before the exchange happens
-                self.pushpull(key, array, out=array)
-
-        pieces = gather_by_sum(self, start, vector.view(np.uint16), limit)
-        if pieces is None:
+        rows = self._gathered(key, vector, limit)
+        if rows is None:
             waited = f"process {self.rank} of {self.num_workers} waited {limit:g} s for the others"
             advice = flight_recorder.advice(
                 "Every process must run the same layers in the same order for the same number of steps; look for an "
                 "error in another process"
             )
             raise flight_recorder.gave_up(waited, advice, BarrierTimeout)
-        return _whole(pieces)
+        return rows
+
+    def _gathered(self, key: Hashable, vector: np.ndarray, limit: float) -> np.ndarray | None:
+        """:meth:`gather` of a vector of any dtype, through sums; None if it is not there after `limit` seconds.
+
+        Each process fills a row of its own, with pieces of 16 bits as float32: MXNet's servers keep float64 as float32
+        whenever a variable that they forget to set happens to be true.
+        """
+        pieces = np.zeros((self.num_workers, vector.nbytes // 2), np.float32)
+        pieces[self.rank] = vector.view(np.uint16)
+        array = mx.nd.array(pieces, ctx=mx.cpu())
+        with state_of(self).lock:  # stores are made for one thread; the call returns before the exchange happens
+            self._start_sum(key, array)
+        if not arrives(array, limit):
+            return None
+        pieces = array.asnumpy()
+        if not ((pieces >= 0) & (pieces < 1 << 16) & (pieces == np.floor(pieces))).all():
+            raise ExchangeError(
+                f"the KVStore {self.type!r} returned something else than the sum of what the processes sent. A store "
+                "that runs the optimizer cannot carry moments: build the trainer with update_on_kvstore=False, or give "
+                "the layer a store of its own."
+            )
+        return pieces.astype(np.uint16).view(vector.dtype)
+
+    def _start_sum(self, key: Hashable, array: Any) -> None:
+        """Start to replace a float32 `array` on the CPU by its sum over the processes; nothing is compared."""
+        self.pushpull(key, array, out=array)
+
+    def _move_recorder(self) -> None:
+        """Let the processes of a host read each other's flight recorders, if the store has not done so."""
+
+        def gather(text: str) -> list[str]:
+            return [spelled(row) for row in self.gather(HANDSHAKE_WORDS, words_of(text))]
+
+        if self.num_workers > 1:
+            flight_recorder.move_to_shared_memory(gather)
 
     def shared_gather(self, key: Hashable, vector: np.ndarray) -> Any:
         """Where :meth:`gather` goes through shared memory, for the C library; None if it does not."""
@@ -202,6 +288,16 @@ class _Foreign(Contract):
         if store is not None and not isinstance(store, str):
             self.broadcast, self.pushpull = store.broadcast, store.pushpull
 
+    def describe(self, key: Hashable, text: str) -> None:
+        """Nothing: what it exchanges is not recorded."""
+
+    def compare(self, keys: Keys, arrays: Sequence[Any]) -> None:
+        """Nothing: it may not be able to sum."""
+
+    def _start_sum(self, key: Hashable, array: Any) -> None:
+        self._open_for_sums(key, array.zeros_like())
+        super()._start_sum(key, array)
+
 
 def contract(store: Any) -> Contract:
     """The :class:`Contract` of any KVStore; None, or a name, stands for this process alone.
@@ -219,39 +315,26 @@ def is_distributed(store: Any) -> bool:
 
 
 class _State:
-    """What is known of a store that gathers by sums."""
+    """What is known of a store, whoever uses it."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.opened: set = set()  # keys
+        self.new_keys = itertools.count(FIRST_EXCHANGE)  # in the program's order: the same ones in every process
+        self.keys: dict[int, int] = {}  # length of a vector -> the key of functions that gather such ones
+        self.sync_groups: dict = {}  # kind of sync group -> the store of this process's, see :mod:`.groups`
 
 
-def _state_of(store: Any) -> _State:
+_lock = threading.Lock()
+_states: weakref.WeakKeyDictionary[Any, _State] = weakref.WeakKeyDictionary()
+
+
+def state_of(store: Any) -> _State:
     with _lock:
         return _states.setdefault(store.store if isinstance(store, _Foreign) else store, _State())
 
 
-def gather_by_sum(store: Any, start: Callable[[Any], None], numbers: np.ndarray, limit: float) -> Optional[np.ndarray]:
-    """The `numbers` of every process through a store that may only be able to sum: each fills a row of its own.
-
-    They are (n,), of at most 16 bits, which float32 holds exactly; ``start(array)`` starts to replace a float32 array
-    on the CPU by its sum over the processes. Returns (num_workers, n) float32, or None after `limit` seconds.
-    """
-    rows = np.zeros((store.num_workers, len(numbers)), np.float32)
-    rows[store.rank] = numbers
-    array = mx.nd.array(rows, ctx=mx.cpu())
-    start(array)
-    return array.asnumpy() if arrives(array, limit) else None
-
-
-def _whole(pieces: np.ndarray) -> np.ndarray:
-    """Rows of float64 from rows of their pieces; what is no such piece, as when two were added up, becomes NaN.
-
-    Example:
-        >>> float(_whole(np.array([[0.1]]).view(np.uint16).astype(np.float32))[0, 0])
-        0.1
-    """
-    right = (pieces >= 0) & (pieces < 1 << 16) & (pieces == np.floor(pieces))
-    rows = np.where(right, pieces, 0).astype(np.uint16).view(np.float64)
-    rows[~right.reshape(*rows.shape, _PIECES).all(axis=-1)] = np.nan
-    return rows
+def forget(store: Any) -> None:
+    """Number keys and make sync groups anew, after a loss; exchanges over this store are built again."""
+    with _lock:
+        _states.pop(store, None)

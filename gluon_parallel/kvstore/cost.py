@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from .mpi.buckets import plan
 from .mpi.operations import TWO_OR_THREE
 
-FEW = 16  # hosts from which on statistics are combined along a tree, see :mod:`.mpi.reduction`
-
 # Processor time, measured over tcp between processes of one machine.
 PER_MESSAGE = 1.7e-6  # seconds for each round of an operation
 PER_BYTE = 0.42e-9  # seconds for each byte that a process sends: to copy it, and to add one that it receives
@@ -79,16 +77,13 @@ def times_sent(num_workers: int, kind: str) -> float:
 def statistics_seconds(num_workers: int, size: float, latency: float, bandwidth: float) -> float:
     """Seconds in which the store ``mpi`` combines a vector of `size` bytes of each process, each on a host of its own.
 
-    Fewer than `FEW` send theirs to all at once; more combine them along a tree.
+    Each gets the vectors of all.
 
     Example:
         >>> [round(1e3 * statistics_seconds(num, 1000, latency=25e-6, bandwidth=1.25e9), 2) for num in (2, 8, 256)]
         [0.08, 0.09, 0.49]
     """
-    each = PER_MESSAGE + size * max(1 / bandwidth, PER_BYTE)
-    if num_workers < FEW:
-        return PER_STATISTICS + latency + (num_workers - 1) * each
-    return PER_STATISTICS + _rounds(num_workers, "mpi") * (latency + each)
+    return PER_STATISTICS + latency + (num_workers - 1) * (PER_MESSAGE + size * max(1 / bandwidth, PER_BYTE))
 
 
 def _rounds(num_workers: int, kind: str) -> int:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import threading
 import time
-import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
@@ -18,15 +16,9 @@ from ..compat import mx
 from ..errors import BarrierTimeout, ExchangeError, WorkerLost, WorkersDiffer
 from ..native.records import C, address_of
 from .collective import collective
-from .contract import contract
-from .handshake import differ
-from .reserved_keys import COLLECTIVE, FIRST_EXCHANGE
+from .contract import contract, state_of
 
 HEADER = C.HEADER  # [1, call number]: how many processes a message is from, and their call
-_NAME, _INSIDE = 8, 23  # of what `gather` sends first: the name of a function, the length, and so many values
-
-_lock = threading.Lock()
-_keys: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # store -> _StoreKeys
 _created = functools.cache(lambda name: mx.kv.create(name))  # looked up at the call: it is replaced
 
 
@@ -44,31 +36,11 @@ def open_store(kvstore: Any) -> Any:
     return _created(kvstore) if isinstance(kvstore, str) else kvstore
 
 
-class _StoreKeys:
-    """Keys of the exchanges over one store."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.new = itertools.count(FIRST_EXCHANGE)  # handed out in the program's order: the same in every process
-        self.gathers: dict = {}  # (key or None, length) -> key, and the numbers of the calls
-
-    @classmethod
-    def of(cls, store: Any) -> _StoreKeys:
-        with _lock:
-            return _keys.setdefault(store, cls())
-
-
-def forget(store: Any) -> None:
-    """Number keys and calls anew, after a loss; exchanges over this store are built again."""
-    with _lock:
-        _keys.pop(store, None)
-
-
 def gather(store: Any, purpose: str, vector: np.ndarray) -> np.ndarray:
     """Every process's `vector`, by rank; all processes call it.
 
-    All functions that gather meet under one key and say which one they are, so processes that have called different
-    ones hear of it at once.
+    All functions that gather first say which one they are, so processes that have called different ones hear of it at
+    once.
 
     Args:
         store: a KVStore, see :func:`open_store`.
@@ -86,42 +58,26 @@ def gather(store: Any, purpose: str, vector: np.ndarray) -> np.ndarray:
         >>> gather(open_store("local"), "gp.metrics.gather_rows()", np.array([1.5]))
         array([[1.5]])
     """
+    ours, length = contract(store), len(vector)
+    if ours.num_workers == 1:
+        return vector[None].copy()
     with collective(purpose) as name:
-        head = np.zeros(_NAME + 1 + _INSIDE)
-        head[:_NAME] = np.frombuffer(name.encode()[: 8 * _NAME].ljust(8 * _NAME, b"\0"))
-        head[_NAME], inside = len(vector), vector[:_INSIDE]
-        head[_NAME + 1 :][: len(inside)] = inside
-        rows = _gather_alike(store, name, head, COLLECTIVE)
-        names = [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in rows[:, :_NAME]]
-        where = f"store {store.type!r}"
-        _compare(store, where, "call", names, "Every process must call the same functions in the same order")
-        lengths = [f"{int(length)} values" for length in rows[:, _NAME]]
-        _compare(store, f"{where}, {name}", "send", lengths, "Its arguments must be alike on every process")
-        rows = rows[:, _NAME + 1 :][:, : len(vector)]
-        if len(vector) > _INSIDE:
-            rows = np.concatenate([rows, _gather_alike(store, name, vector[_INSIDE:])], axis=1)
-        return rows
+        ours.agree([f"call {name} with {length} values"], _SAME_CALLS)
+        if not length:
+            return np.empty((ours.num_workers, 0))
+        state = state_of(ours)
+        if length not in state.keys:
+            state.keys[length] = next(state.new_keys)
+            ours.describe(state.keys[length], "functions that all call")
+        ours.prepare_gather(state.keys[length], length)
+        return ours.gather(state.keys[length], vector)
 
 
-def _gather_alike(store: Any, name: str, vector: np.ndarray, key: Hashable = None) -> np.ndarray:
-    keys = _StoreKeys.of(store)
-    with keys.lock:
-        if (key, len(vector)) not in keys.gathers:
-            keys.gathers[key, len(vector)] = next(keys.new) if key is None else key, itertools.count()
-        key, calls = keys.gathers[key, len(vector)]
-    exchange = Exchange(store, "functions that all call", key=key)
-    exchange.name = name
-    exchange.prepare(len(vector))
-    return exchange.gather(next(calls), vector)
-
-
-def _compare(store: Any, where: str, verb: str, words: Sequence[str], advice: str) -> None:
-    if len(set(words)) > 1:
-        raise differ(where, verb, dict(zip(contract(store).ranks, words)), advice)
+_SAME_CALLS = "Every process must call the same functions in the same order, with arguments that are alike"
 
 
 class Exchange:
-    """All processes hand in a vector of one length and get all of them, call by call.
+    """All processes hand in a vector of one length and get all of them combined, call by call.
 
     What is combined afterwards is combined in float64 and by its own rule; sums of means and squares inside the store
     would lose what they are meant to keep. Build and prepare exchanges in the same order in every process.
@@ -135,15 +91,15 @@ class Exchange:
     Example:
         >>> exchange = Exchange(open_store("local"), "layer")
         >>> exchange.prepare(2)
-        >>> exchange.gather(0, np.array([1.5, 2.0]))
-        array([[1.5, 2. ]])
+        >>> exchange.combine(0, np.array([1.5, 2.0]), direction=1)
+        array([1.5, 2. ])
     """
 
     def __init__(self, store: Any, name: str, timeout: float = 120.0, key: Hashable = None) -> None:
         self.store, self._contract = store, contract(store)
         self.name = name
         self.timeout = timeout
-        self._key = next(_StoreKeys.of(store).new) if key is None else key
+        self._key = next(state_of(self._contract).new_keys) if key is None else key
         self._contract.describe(self._key, name)
         self.shared_gather = None  # where vectors go through shared memory, which the C library can do as well
         self._begun, self._lock = (0, -1), threading.Lock()
@@ -154,48 +110,37 @@ class Exchange:
         """Tell the store about this key, once; collective over the processes. Done before any call is in flight."""
         self._contract.prepare_gather(self._key, HEADER + length)
 
-    def gather(self, call: int, vector: np.ndarray) -> np.ndarray:
-        """Send `vector`, and wait for everybody's.
-
-        Args:
-            call: a number that must be the same in all processes, to notice when they are out of step.
-            vector: (length,) float64.
-
-        Returns:
-            (num_workers, length) float64, one row per process.
-
-        Raises:
-            BarrierTimeout: another process did not send its part in time.
-            ExchangeError: what came back is not what was sent.
-        """
-        rows = self._rows(call, np.concatenate([(1.0, call), vector]))
-        self._check(rows, call)
-        return rows[:, HEADER:]
-
     def combine(self, call: int, vector: np.ndarray, direction: int, has_begun: bool = False) -> np.ndarray:
         """Send `vector`, and get those of all processes combined, see :func:`combine`.
 
         Args:
-            call, vector: as of :meth:`gather`.
+            call: a number that must be the same in all processes, to notice when they are out of step.
+            vector: (length,) float64.
             has_begun: the C library has sent it through :attr:`shared_gather`, and waits no longer.
             direction: 0 for (count, mean, squared deviations) of each channel, 1 for sums.
 
         Returns:
             (length,) float64, the same bits on every process.
+
+        Raises:
+            BarrierTimeout: another process did not send its part in time.
+            ExchangeError: what came back is not what was sent, or the processes are at different calls.
         """
         message = np.concatenate([(1.0, call), vector])
         header = self._contract.num_workers, call  # of each process's message, once
         shared = self._find_shared_gather(message)
-        with self._lock if shared is None else contextlib.nullcontext():
-            if shared is None:
+        if shared is not None:
+            rows = self._named(call, shared.gather, message, has_begun)
+        else:
+            with self._lock:
                 self._begun = self._begun[0] + 1, call
-            if shared is None and self._contract.reduces:
-                result = self._named(call, self._contract.reduce, self._key, message, direction)
-                if (result[0], result[1]) == header:
-                    return result[HEADER:]
-                rows = self._named(call, self._contract.gather, f"{self._key} calls", message)
-            else:
-                rows = self._rows(call, message, has_begun)
+                key, limit = self._key, None if self._contract.reduces else self.timeout
+                if self._contract.reduces:
+                    result = self._named(call, self._contract.reduce, key, message, direction)
+                    if (result[0], result[1]) == header:
+                        return result[HEADER:]
+                    key = f"{key} calls"
+                rows = self._named(call, self._contract.gather, key, message, limit)
         result = combine(rows, direction, messages=True)
         if (result[0], result[1]) == header:
             return result[HEADER:]
@@ -238,27 +183,14 @@ class Exchange:
             self.shared_gather = self._contract.shared_gather(self._key, message)
         return self.shared_gather
 
-    def _rows(self, call: int, message: np.ndarray, has_begun: bool = False) -> np.ndarray:
-        """The messages of all processes, by rank."""
-        shared = self._find_shared_gather(message)
-        if shared is not None:
-            return self._named(call, shared.gather, message, has_begun)
-        return self._named(call, self._contract.gather, self._key, message, self.timeout)
-
     def _named(self, call: int, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call it; errors name this exchange."""
         try:
             return function(*arguments)
-        except (BarrierTimeout, WorkerLost, WorkersDiffer) as error:
+        except (BarrierTimeout, ExchangeError, WorkerLost, WorkersDiffer) as error:
             raise type(error)(f"{self.name}, call {call}: {error}") from None
 
     def _check(self, rows: np.ndarray, call: int) -> None:
-        if not (rows[:, 0] == 1).all():
-            raise ExchangeError(
-                f"{self.name}, call {call}: the KVStore {self.store.type!r} returned something else than the sum of "
-                "what the processes sent. A store that runs the optimizer cannot carry moments: build the trainer with "
-                "update_on_kvstore=False, or give the layer a store of its own."
-            )
         if not (rows[:, 1] == call).all():
             calls = ", ".join(f"process {rank} at call {row[1]:g}" for rank, row in zip(self._contract.ranks, rows))
             raise ExchangeError(

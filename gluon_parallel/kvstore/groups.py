@@ -1,24 +1,19 @@
 """Groups: stores of a part of the processes, for what only these exchange."""
 
 import hashlib
-import threading
-import weakref
 from collections.abc import Iterable
 from typing import Any, Optional, Union
 
 import numpy as np
 
 from ..errors import StoreUnavailable
-from .contract import contract
+from .contract import contract, state_of
 from .exchange import gather
 from .factory import as_store
 from .flight_recorder.ring import host
 from .handshake import differ
 
 SyncGroups = Union[int, str, None]  # all processes; "host"; so many consecutive ones
-
-_lock = threading.Lock()
-_made: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # store -> {kind of sync group: store of this process's}
 
 
 def group(store: Any, ranks: Iterable[int]) -> Optional[Any]:
@@ -66,8 +61,8 @@ def group(store: Any, ranks: Iterable[int]) -> Optional[Any]:
     for rank, row in enumerate(named):
         members = np.flatnonzero(row).tolist()
         if row[rank] and (named[members] != row).any():
-            said = {outer[member]: str(np.flatnonzero(named[member]).tolist()) for member in members}
-            raise differ(f"store {store.type!r}, gp.kvstore.group()", "name", said, "All of a group name the same")
+            said = {outer[member]: f"name {np.flatnonzero(named[member]).tolist()}" for member in members}
+            raise differ(f"store {store.type!r}, gp.kvstore.group()", said, "All of a group name the same")
     if named.all():
         return store
     return contract(store).part(np.flatnonzero(mine).tolist() if mine[store.rank] else None)
@@ -114,24 +109,16 @@ def sync_group(store: Any, kind: SyncGroups, where: str = "gp.kvstore.sync_group
         raise ValueError(
             f"{where}: groups of {kind} cannot be made of {num} processes; {num} can be divided by {divisors}"
         )
-    with _lock:
-        known = _made.setdefault(store, {})
-        if kind not in known:
-            if kind != num and not contract(store).has_groups:
-                raise StoreUnavailable(_NO_GROUPS.format(f"{where}, group={kind!r}", store.type))
-            known[kind] = group(store, _of_host(store) if kind == "host" else _consecutive(store, kind))
-        return known[kind]
+    made = state_of(store).sync_groups
+    if kind not in made:
+        if kind != num and not contract(store).has_groups:
+            raise StoreUnavailable(_NO_GROUPS.format(f"{where}, group={kind!r}", store.type))
+        made[kind] = group(store, _of_host(store) if kind == "host" else _consecutive(store.rank, kind))
+    return made[kind]
 
 
-def forget(store: Any) -> None:
-    """Make the sync groups of this store anew, after a loss."""
-    with _lock:
-        _made.pop(store, None)
-
-
-def _consecutive(store: Any, num: Any) -> range:
-    first = store.rank // num * num
-    return range(first, first + num)
+def _consecutive(rank: int, num: Any) -> range:
+    return range(rank // num * num, rank // num * num + num)
 
 
 def _of_host(store: Any) -> list[int]:

@@ -14,6 +14,7 @@ from ..errors import StoreUnavailable
 from . import flight_recorder, heartbeat
 from .base import Store
 from .environment import refuse_if_alone
+from .handshake import SAME_VERSIONS, version
 
 INSTALL = (
     "`sh scripts/make_horovod.sh` in a clone of gluon_parallel's repository builds it into .venv-horovod (3 minutes, "
@@ -43,13 +44,13 @@ class Horovod(Store):
         self._last: dict[str, Any] = {}  # name -> an array that is ready when the last exchange under it is
         self._number = next(_numbers)
         self._exchanges = flight_recorder.StoreRecords(self._number)
-        self._compare_versions()
+        self.agree([version()], SAME_VERSIONS)
         self._move_recorder()
 
     def _broadcast(self, key: Hashable, value: Any, outs: Sequence[Any], priority: int) -> None:
         value, *outs = map(as_legacy, (value, *outs))
         self._check(key, [value, *outs])
-        self._compare_once([key], [value])
+        self.compare_once([key], [value])
         if outs[0] is not value:
             value.copyto(outs[0])
         exchange = self._exchanges.begin("b", key, [value], outs)
@@ -81,9 +82,9 @@ class Horovod(Store):
             "the store mpi"
         )
 
-    def _start_sum(self, key: int, array: Any) -> None:
+    def _start_sum(self, key: Hashable, array: Any) -> None:
         exchange = self._exchanges.begin("g", key, [array], [array])
-        self._horovod.allreduce_(array, average=False, name=f"gluon_parallel handshake {key}", priority=0)
+        self._horovod.allreduce_(array, average=False, name=f"gluon_parallel gather {key}", priority=0)
         exchange.end()
 
     @contextlib.contextmanager

@@ -11,7 +11,7 @@ from .contract import contract
 from .exchange import gather
 from .factory import as_store
 
-_SMALL, _LARGE = 512, 8192  # 64-bit words of an exchange: two lengths, so a store opens two keys only
+_WORDS = 4096  # of 64 bits, in each exchange: of one length, so a store opens one key only
 
 
 def broadcast_object(value: Any, store: Any) -> Any:
@@ -62,7 +62,11 @@ def gather_objects(value: Any, store: Any, purpose: str) -> list[Any]:
     with collective(purpose) as name:
         data, failed = _pickled(value)
         heads = gather(store, name, np.array([len(data), failed], np.float64)).astype(int)
-        messages = _gather_bytes(store, name, data, heads[:, 0])
+        blocks = []
+        for begin in range(0, heads[:, 0].max(), 8 * _WORDS):
+            block = data[begin : begin + 8 * _WORDS].ljust(8 * _WORDS, b"\0")
+            blocks.append(gather(store, name, np.frombuffer(block)))
+        messages = [row.tobytes()[:size] for row, size in zip(np.concatenate(blocks, axis=1), heads[:, 0])]
         for rank, message, has_failed in zip(contract(store).ranks, messages, heads[:, 1]):
             if has_failed:
                 raise TypeError(f"{name}: process {rank} handed in {message.decode()}")
@@ -79,17 +83,3 @@ def _pickled(value: Any) -> tuple[bytes, bool]:
             f"a {kind}, which cannot be pickled: {type(error).__name__}: {error}. Numbers, strings, arrays, and lists "
             "and dicts of them can be; functions inside functions, lambdas and open files cannot"
         ).encode(), True
-
-
-def _gather_bytes(store: Any, name: str, data: bytes, sizes: np.ndarray) -> list[bytes]:
-    """Every process's bytes, of these sizes. They travel as float64: :func:`.gather` never adds two of them."""
-    num_words = _SMALL if max(sizes) <= 8 * _SMALL else _LARGE
-    parts: list[list[bytes]] = [[] for _ in sizes]
-    for begin in range(0, max(sizes), 8 * num_words):
-        block = np.zeros(num_words)
-        own = np.frombuffer(data[begin : begin + 8 * num_words], np.uint8)
-        block.view(np.uint8)[: len(own)] = own
-        for part, row, size in zip(parts, gather(store, name, block), sizes):
-            if begin < size:
-                part.append(row.tobytes())
-    return [b"".join(part)[:size] for part, size in zip(parts, sizes)]

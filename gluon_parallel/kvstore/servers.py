@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
-
-import numpy as np
 
 from ..compat import mx
 from ..compat.array_types import as_tuple
@@ -15,8 +13,9 @@ from ..engine import ending
 from ..errors import ArrayMismatch, CompressionFault, StoreUnavailable, warn
 from . import flight_recorder
 from .base import pairs
+from .contract import Contract
 from .environment import LIMIT, arrives, default_timeout
-from .handshake import Comparing, differ, leave_without_waiting, signature, spelled, words_of
+from .handshake import SAME_VERSIONS, differ, leave_without_waiting, signature, spelled, version, words_of
 from .reserved_keys import FIRST_COUNT, FIRST_RESERVED
 
 _living: weakref.WeakValueDictionary = weakref.WeakValueDictionary()  # the one store of this process, by its name
@@ -63,7 +62,7 @@ class Names:
         return mx.base.MXNetError(f"store {self._store!r}, key {key!r}: {words}")
 
 
-class Servers(Comparing, mx.kvstore.KVStore):
+class Servers(Contract, mx.kvstore.KVStore):
     """A store over MXNet's servers which refuses processes that differ, on all of them, before a server is asked.
 
     Where the servers do not sum, each process compares itself with process 0, and only one that differs is refused:
@@ -81,10 +80,9 @@ class Servers(Comparing, mx.kvstore.KVStore):
         store._num_compared = 0
         store._sums = "async" not in store.type
         store._compressed = False
-        store._pushed = {}  # key -> the arrays that were pushed last
         flight_recorder.start(store.rank, store.num_workers)
         store._exchanges = flight_recorder.StoreRecords()
-        store._compare_versions()
+        store.agree([version()], SAME_VERSIONS)
         if store._sums:  # asynchronous workers are not at the same exchange, and a store without sums gathers nothing
             store._move_recorder()
         return store
@@ -121,16 +119,15 @@ class Servers(Comparing, mx.kvstore.KVStore):
         """As MXNet's."""
         with self._recorded("u", key, value) as numbers:
             super().push(numbers, value, priority)
-        self._pushed.update(pairs(key, value))
 
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         """As MXNet's."""
-        with self._recorded("d", key, self._last_pushed(key), out) as numbers:
+        with self._recorded("d", key, out) as numbers:
             super().pull(numbers, out, priority, ignore_sparse)
 
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
         """As MXNet's."""
-        with self._recorded("d", key, self._last_pushed(key), out) as numbers:
+        with self._recorded("d", key, out) as numbers:
             super().row_sparse_pull(numbers, out, priority, row_ids)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
@@ -210,12 +207,6 @@ class Servers(Comparing, mx.kvstore.KVStore):
             for exchange in begun:
                 exchange.end()
 
-    def _last_pushed(self, key: Any) -> Any:
-        """What was pushed last under `key`, or each of a list of keys: the servers answer after that."""
-        if isinstance(key, (list, tuple)):
-            return [self._pushed.get(one, ()) for one in key]
-        return self._pushed.get(key, ())
-
     def _open(self, key: Any, value: Any) -> None:
         keys, values = (key, value) if isinstance(key, (list, tuple)) else ([key], [value])
         self._names.open(keys)
@@ -225,28 +216,27 @@ class Servers(Comparing, mx.kvstore.KVStore):
                     f"store {self.type!r}, key {one}: it is open already, with {self._signatures[one]}. MXNet's "
                     "servers keep a key for good, and a process has one such store: two trainers need the store mpi"
                 )
-        self._compare_once(keys, values)
+        self.compare_once(keys, values)
         self._signatures.update({one: signature(arrays) for one, arrays in zip(keys, values)})
 
-    def _agree(self, verb: str, items: Sequence[str], advice: str) -> None:
-        if self._sums:
-            super()._agree(verb, items, advice)
-        elif self.num_workers > 1:
-            for words in items:
-                self._compare_with_first(verb, words, advice)
+    def agree(self, says: Sequence[str], advice: str) -> None:
+        """As of a :class:`.Contract`; where the servers do not sum, with what process 0 says."""
+        if self._sums or self.num_workers == 1:
+            super().agree(says, advice)
+            return
+        for sentence in says:
+            self._num_compared += 1
+            mine = words_of(sentence)
+            first = mx.nd.array(mine, ctx=mx.cpu(), dtype="float32")
+            key = FIRST_COUNT - self._num_compared
+            with self._recorded("b", key, first):
+                super().broadcast(key, first, first)
+            said = {0: spelled(first.asnumpy()), self.rank: spelled(mine)}
+            if said[0] != said[self.rank]:
+                leave_without_waiting()  # process 0 goes on, and MXNet's way out waits for it
+                raise differ(f"store {self.type!r}", said, advice)
 
-    def _compare_with_first(self, verb: str, words: str, advice: str) -> None:
-        self._num_compared += 1
-        mine = words_of(words)
-        first = mx.nd.array(mine, ctx=mx.cpu(), dtype="float32")
-        key = FIRST_COUNT - self._num_compared
-        with self._recorded("b", key, first):
-            super().broadcast(key, first, first)
-        if not np.array_equal(first.asnumpy(), mine):
-            leave_without_waiting()  # process 0 goes on, and MXNet's way out waits for it
-            raise differ(f"store {self.type!r}", verb, {0: spelled(first.asnumpy()), self.rank: spelled(mine)}, advice)
-
-    def _start_sum(self, key: int, array: Any) -> None:
+    def _start_sum(self, key: Hashable, array: Any) -> None:
         if key not in self._signatures:
             self._signatures[key] = signature(array)
             zeros = mx.nd.zeros_like(array)

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from ..errors import WorkerLost
-from . import exchange, flight_recorder, groups
+from . import contract, flight_recorder
 from .environment import min_processes
 from .mpi import ending
 from .mpi.progress_engine import ProgressEngine
@@ -50,8 +50,7 @@ def regroup(store: MPI) -> list[int]:
     progress = _regrouped(store._progress)
     lost = sorted({*before} - {*progress.ranks})
     store.take_part_in(progress)
-    exchange.forget(store)
-    groups.forget(store)
+    contract.forget(store)
     least = min_processes()
     if least is not None and progress.size < least:
         names = ", ".join(map(str, lost))

@@ -101,15 +101,15 @@ class _Loop:
     def _compare_numbers(self, trainer: Any, numbers: np.ndarray) -> None:
         """Refuse different divisors, or learning rates; 0 stands for a process that is not about to update."""
         store = contract(trainer._kvstore)
-        for verb, remedy, values, say in (
-            ("divide", ONE_DIVISOR, numbers[: store.num_workers], lambda value: divided_by(trainer._scale / value)),
-            ("train", ONE_RATE, numbers[store.num_workers :], "with the learning rate {:.6g}".format),
+        for remedy, values, say in (
+            (ONE_DIVISOR, numbers[: store.num_workers], lambda value: divided_by(trainer._scale / value)),
+            (ONE_RATE, numbers[store.num_workers :], "train with the learning rate {:.6g}".format),
         ):
             known = values[values != 0]
             if known.size and np.ptp(known) > 1e-6 * abs(known).max():  # MXNet's servers may keep float32
                 self._total, self._divisor = None, 0.0
                 said = {rank: say(value) for rank, value in zip(store.ranks, values) if value}
-                raise differ(f"gluon.Trainer, store {store.type!r}", verb, said, remedy)
+                raise differ(f"gluon.Trainer, store {store.type!r}", said, remedy)
 
 
 def _loop(trainer: Any) -> _Loop:

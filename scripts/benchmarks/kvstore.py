@@ -55,7 +55,7 @@ def message(store):
 
     def repeat(times):
         for _ in range(times):
-            layer.gather(next(calls), vector)
+            layer.combine(next(calls), vector, 1)
 
     return repeat
 

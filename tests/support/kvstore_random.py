@@ -20,7 +20,7 @@ import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel import engine
 from gluon_parallel.compat.array_types import as_tuple
-from gluon_parallel.kvstore.mpi import buckets, parts, plan
+from gluon_parallel.kvstore.mpi import buckets, plan
 from gluon_parallel.kvstore.mpi.store import MPI
 from mxnet import gluon, nd
 
@@ -101,12 +101,9 @@ def ready_in_any_order(rng):
 
 @contextlib.contextmanager
 def small_buckets():
-    """Make several buckets of few arrays, and others as soon as it is known when arrays become ready."""
-    limits = {"first": 200, "following": 4000}
+    """Make several buckets of few arrays."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(buckets, "_WORTH", float("inf"))
-        for module, function in ((plan, buckets.plan), (plan, buckets.plan_by_times), (parts, buckets.plan)):
-            patch.setattr(module, function.__name__, functools.partial(function, **limits))
+        patch.setattr(plan, "plan", functools.partial(buckets.plan, first=200, following=4000))
         yield
 
 

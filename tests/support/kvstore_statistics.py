@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gluon_parallel.errors import ExchangeError
-from gluon_parallel.kvstore.exchange import Exchange
+from gluon_parallel.kvstore.exchange import Exchange, gather
 
 CHANNELS = 5
 
@@ -18,30 +18,26 @@ def moments(values):
 
 
 def check_statistics_are_those_of_the_values_of_all_processes(store):
-    """Shards of all sizes, means far above the deviation; gathered and along a tree, the same bits on each process."""
-    for few in (None, 2):
-        with pytest.MonkeyPatch.context() as patch:
-            if few is not None and store.type == "mpi":
-                patch.setattr("gluon_parallel.kvstore.mpi.reduction.FEW", few)
-            exchanges = [Exchange(store, f"layer, {name}") for name in ("forward", "backward")]
-            exchanges[0].prepare(1 + 2 * CHANNELS)
-            exchanges[1].prepare(2 * CHANNELS)
-            for call in range(12):
-                random = np.random.default_rng(call)
-                shards = [random.normal(1e4, 1, (size, CHANNELS)) for size in random.integers(0, 9, store.num_workers)]
-                got = exchanges[0].combine(call, moments(shards[store.rank]), 0)
-                whole = np.concatenate(shards).astype(np.longdouble)
-                wanted = moments(whole).astype(float)
-                np.testing.assert_allclose(got[: 1 + CHANNELS], wanted[: 1 + CHANNELS], rtol=1e-14, atol=1e-12)
-                # float64 keeps a mean of 1e4 to 1e-12, and so the deviations of up to 16 values to 1e-10.
-                np.testing.assert_allclose(got[1 + CHANNELS :], wanted[1 + CHANNELS :], rtol=1e-12, atol=1e-10)
-                vectors = random.normal(size=(store.num_workers, 2 * CHANNELS))
-                sums = exchanges[1].combine(call, vectors[store.rank], 1)
-                np.testing.assert_allclose(sums, vectors.sum(0), rtol=1e-13, atol=1e-13)
-                if call % 6 == 0:
-                    rows = Exchange(store, "results", key=f"results {few}") if store.type == "mpi" else None
-                    for row in () if rows is None else rows.gather(call, np.concatenate([got, sums])):
-                        assert row.tobytes() == np.concatenate([got, sums]).tobytes()
+    """Shards of all sizes, means far above the deviation; the same bits on each process."""
+    exchanges = [Exchange(store, f"layer, {name}") for name in ("forward", "backward")]
+    exchanges[0].prepare(1 + 2 * CHANNELS)
+    exchanges[1].prepare(2 * CHANNELS)
+    for call in range(12):
+        random = np.random.default_rng(call)
+        shards = [random.normal(1e4, 1, (size, CHANNELS)) for size in random.integers(0, 9, store.num_workers)]
+        got = exchanges[0].combine(call, moments(shards[store.rank]), 0)
+        whole = np.concatenate(shards).astype(np.longdouble)
+        wanted = moments(whole).astype(float)
+        np.testing.assert_allclose(got[: 1 + CHANNELS], wanted[: 1 + CHANNELS], rtol=1e-14, atol=1e-12)
+        # float64 keeps a mean of 1e4 to 1e-12, and so the deviations of up to 16 values to 1e-10.
+        np.testing.assert_allclose(got[1 + CHANNELS :], wanted[1 + CHANNELS :], rtol=1e-12, atol=1e-10)
+        vectors = random.normal(size=(store.num_workers, 2 * CHANNELS))
+        sums = exchanges[1].combine(call, vectors[store.rank], 1)
+        np.testing.assert_allclose(sums, vectors.sum(0), rtol=1e-13, atol=1e-13)
+        if call % 6 == 0:
+            mine = np.concatenate([got, sums])
+            for row in gather(store, "check", mine) if store.type == "mpi" else ():
+                assert row.tobytes() == mine.tobytes()
 
 
 def check_processes_at_other_calls_are_told_which(store):

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...errors import ConfigError
 from ...kvstore import exchange_seconds
-from ...kvstore.cost import FEW, statistics_seconds, step_seconds, times_sent
+from ...kvstore.cost import statistics_seconds, step_seconds, times_sent
 from ...nn.sync_batch_norm.graph import MARK
 
 _HEADER = 2  # numbers in front of a SyncBatchNorm layer's own
@@ -52,7 +52,7 @@ def cost(step, num_workers, link, kind, gathered=0):
     (latency, bandwidth), rows, share = link, sum(step.rows), times_sent(num_workers, kind)
     # A store that cannot gather sums vectors with a row for each process, of four float32 per float64.
     width = 1 if kind == "mpi" else 2 * num_workers
-    times = num_workers - 1 if kind == "mpi" and num_workers < FEW else share * width
+    times = num_workers - 1 if kind == "mpi" else share * width
     sent = share * sum(step.sizes) + (num_workers - 1) * rows + times * sum(step.statistics)
     seconds = step_seconds(num_workers, step.sizes, latency, bandwidth, kind)
     if gathered + rows:  # the second half of a sum

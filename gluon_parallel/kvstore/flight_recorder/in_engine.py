@@ -16,7 +16,6 @@ import numpy as np
 from ...engine import Call
 from ...native import address
 from ...native.records import C, address_of
-from ..reserved_keys import FIRST_EXCHANGE
 from .ring import RECORDER
 
 _records: list = []  # of all exchanges: the engine may have their functions still queued when their store is gone
@@ -59,8 +58,7 @@ class StoreRecords:
         return exchange
 
     def _open(self, kind: str, key: Hashable) -> tuple[int, Iterator[int], list[ExchangeRecord]]:
-        is_gathering = kind == "s" and isinstance(key, int) and key >= FIRST_EXCHANGE
-        name = f"{self._number}{'g' if is_gathering else kind}:{key}".encode()
+        name = f"{self._number}{kind}:{key}".encode()
         self._keys[kind, key] = RECORDER.number_of(*RECORDER.kind_key_label(name)), itertools.count(1), []
         return self._keys[kind, key]
 

@@ -94,8 +94,8 @@ class ProcessGroup:
 
     def refuse(self, name: bytes, signatures: Mapping[int, bytes]) -> None:
         """End all exchanges: under that name the processes send what {rank: signature} says."""
-        said = {self.progress.ranks[rank]: signature.decode() for rank, signature in signatures.items()}
-        self.progress.fail(differ(f"store 'mpi', {key_in_words(name)}", "send", said, SAME_MODEL))
+        said = {self.progress.ranks[rank]: f"send {signature.decode()}" for rank, signature in signatures.items()}
+        self.progress.fail(differ(f"store 'mpi', {key_in_words(name)}", said, SAME_MODEL))
 
     def _settle(self, name: bytes) -> None:
         exchange = _take_first(self._mine, name)

@@ -21,7 +21,7 @@ _FIRST_ASKED = 2.0  # seconds after which one who waits asks the others
 class Account(NamedTuple):
     """What a process says of itself when it is asked."""
 
-    beats: int  # how often it has come to any exchange
+    num_exchanges: int  # how often it has come to any exchange
     counts: dict  # name -> {signature: how often it has come there}, of those that it was asked for
     missing: dict  # name -> {signature: the ranks for which it waits there}
     last: tuple  # the name of the exchange to which it came last, and how many nanoseconds ago
@@ -52,14 +52,15 @@ class LostWorkers:
         for exchange in progress.active():
             missing.setdefault(exchange.name, {})[exchange.signature] = exchange.ranks_missing()
         name, when = progress.last
-        beats = sum(sum(self._count(name).values()) for name in list(progress.counts))  # pushes add keys meanwhile
-        return Account(beats, counts, missing, (name, time.monotonic_ns() - when), of_this_process())
+        # A list: pushes add keys meanwhile.
+        num_exchanges = sum(sum(self._count(name).values()) for name in list(progress.counts))
+        return Account(num_exchanges, counts, missing, (name, time.monotonic_ns() - when), of_this_process())
 
     def take(self, rank: int, account: Account) -> None:
         """Note what the process `rank` says of itself."""
         account = Account(*account)
         before, self._accounts[rank] = self._accounts.get(rank), account
-        if before is not None and account.beats != before.beats:
+        if before is not None and account.num_exchanges != before.num_exchanges:
             self.heard(rank)
         name, age = account.last
         if name:
@@ -100,12 +101,14 @@ class LostWorkers:
             self._heard[rank] = time.monotonic()
 
     def ranks_behind(self, exchange: Any, ranks: Iterable[int], number: float) -> set[int]:
-        """Of these ranks, those not known to have come to the exchange `number` times, or for whom such a one waits."""
+        """The processes that keep an exchange waiting: those of `ranks` that have not yet begun it `number` times.
+
+        Where the first process of a host has not, because it waits for others of its host, these are returned instead.
+        """
         progress, found = self._progress, set()
         for rank in ranks:
             account = self._accounts.get(rank, _NOTHING)
             if rank != progress.rank and account.counts.get(exchange.name, {}).get(exchange.signature, 0) < number:
-                # The first process of a host says for whom its host waits.
                 waits_for = [
                     missing for signature, missing in account.missing.get(exchange.name, {}).items()
                     if exchange.signature.startswith(signature)

@@ -160,7 +160,7 @@ def _communicator(mpi: Any, limit: float) -> Any:
             f"{limit:g} s. Every process must create it; look at their output. A longer limit: {LIMIT}=seconds"
         )
     if said is not None:
-        raise differ("store 'mpi'", "run", said, SAME_VERSIONS)
+        raise differ("store 'mpi'", said, SAME_VERSIONS)
     comm, request = world.Idup()
     while not request.Test():
         if time.monotonic() > deadline + limit:

@@ -18,15 +18,14 @@ from ..flight_recorder import RECORDER
 from ..handshake import signature as signature_of
 from ..reserved_keys import FIRST_COUNT
 from .compression import Half, TwoBits, compressor
-from .operations import allgather, broadcast
-from .parts import exchange_in_shared_memory, gather_by_mpi
+from .operations import Operation, allgather, broadcast, bytes_of
+from .parts import are_on_host, exchange_in_shared_memory
 from .plan import SumPlan
 from .python_sums import SMALL, CompressedSum, PlainSum, add_up, gather_rows, rows_of
 from .reduction import Reduction
 from .startup import part_of, progress_engine
 
 if TYPE_CHECKING:
-    from .operations import Operation
     from .progress_engine import ProgressEngine
     from .shared_memory.gathers import SharedGather
     from .shared_memory.parts import SharedParts
@@ -60,7 +59,6 @@ class MPI(Store):
         self.settings = object()  # what plans are made for: another object once arrays are exchanged otherwise
         self._compressor: Half | TwoBits | None = None
         self._plans: dict = {}  # key, or keys of a list -> the plan of its arrays of the last time
-        self.ready_times: dict = {}  # keys of a list -> when their arrays become ready
         self._signatures: dict = {}
         self._operations: dict = {}  # (name, signature, ...) -> what carries out that exchange in Python
         self._residuals: dict = {}  # key -> (n,): what 2 bits have left out in this process
@@ -122,21 +120,12 @@ class MPI(Store):
     def _broadcast(self, key: Hashable, value: Any, outs: Sequence[Any], priority: int) -> None:
         self._progress.check()
         self._check(key, [value, *outs])
-        if any(array.ctx.device_type == "gpu" for array in (value, *outs)):  # through host memory
-            on_host = as_legacy(value).copyto(mx.cpu())
-            self._broadcast(key, on_host, [on_host], priority)
-            for out in outs:
-                on_host.copyto(as_legacy(out))
-            return
-        make_plain(value, *outs)
         name, signature = self._names("b", key, outs[0])
 
         def on(sources: list[np.ndarray], out: np.ndarray) -> tuple:
             if sources[0].ctypes.data != out.ctypes.data:
                 np.copyto(out, sources[0])
-            operation = broadcast(self._progress.everyone, name, signature, out)
-            operation.keeps = outs  # MPI may write to them until it has ended, even after an error here
-            return operation, lambda: None, lambda: None
+            return broadcast(self._progress.everyone, name, signature, out), _nothing, _nothing
 
         self._start(key, name, [value], outs, on, priority)
 
@@ -166,16 +155,27 @@ class MPI(Store):
     ) -> None:
         """When the arrays are ready, carry out an operation that leaves its result in the first of `outs`.
 
-        ``on(sources, out)``, of the arrays' memory, returns the operation, and what to call before and after it.
+        ``on(sources, out)``, of the arrays' memory, returns the operation, and what to call before and after it. What
+        is on a GPU goes through host memory.
         """
+        if not are_on_host((*values, *outs)):
+            sources = [as_legacy(value).copyto(mx.cpu()) for value in values]
+            result = as_legacy(outs[0]).copyto(mx.cpu())
+            self._start(key, name, sources, [result], on, priority)
+            for out in outs:
+                result.copyto(as_legacy(out))
+            return
+        make_plain(*values, *outs)
 
         def ready(done: Callable[..., None]) -> None:
             out, *copies = [view(array).reshape(-1) for array in outs]
             operation, before, after = on([view(array).reshape(-1) for array in values], out)
+            operation.keeps = outs  # MPI may write to them until it has ended, even after an error here
 
             def end(error: Exception | None) -> None:
                 if error is None:
                     after()
+                    operation.keeps = None
                 else:  # nobody must train on with half of the values
                     out.fill(np.nan if out.dtype.kind == "f" else 0)
                 for copy in copies:
@@ -213,7 +213,7 @@ class MPI(Store):
         name, signature = self._names("g", key, vector)
         return self._progress.gather(name, signature, vector)
 
-    _gather_numbers: Any = gather
+    _gathered: Any = gather
 
     def allgather(self, key: Hashable, value: Any, out: Any, priority: int = 0) -> None:
         """Row r of `out` becomes the `value` of process r, when those are ready; returns at once.
@@ -225,7 +225,6 @@ class MPI(Store):
             priority: a higher one starts earlier.
         """
         self._progress.check()
-        make_plain(value, out)
         name, signature = self._names("g", key, value)
 
         def make() -> tuple[np.ndarray, Operation]:
@@ -267,9 +266,22 @@ class MPI(Store):
             self._sum_all([keys[number] for number in others], rest, rest, 0)
 
     def gather_parts(self, keys: Keys, arrays: Arrays, bounds: Bounds) -> None:
-        others = exchange_in_shared_memory(self, keys, arrays, bounds, [(True, False)])
-        rest, ends = [arrays[number] for number in others], [bounds[number] for number in others]
-        gather_by_mpi(self, [keys[number] for number in others], rest, ends)
+        for number in exchange_in_shared_memory(self, keys, arrays, bounds, [(True, False)]):
+            self._gather_by_mpi(keys[number], arrays[number], bounds[number])
+
+    def _gather_by_mpi(self, key: Hashable, outs: Sequence[Any], bounds: Sequence[int]) -> None:
+        name, signature = self._names("a", key, outs[0])
+        ends = [end * np.dtype(outs[0].dtype).itemsize for end in bounds]
+        sizes = np.diff(ends).tolist()
+        signature += f" in parts of {sizes} bytes".encode()
+
+        def on(_sources: list[np.ndarray], out: np.ndarray) -> tuple:
+            mpi = self._progress.mpi
+            stages = [("Allgatherv", (mpi.IN_PLACE, [bytes_of(out), sizes, ends[:-1], mpi.BYTE]), None)]
+            operation = Operation(self._progress.everyone, name, signature, stages, sizes[self.rank], once=True)
+            return operation, _nothing, _nothing
+
+        self._start(key, name, (), outs, on, 0)
 
     def part(self, members: Sequence[int] | None) -> MPI | None:
         progress = part_of(self._progress, members)
@@ -341,3 +353,7 @@ class MPI(Store):
         if name not in self._orders:
             self._orders[name] = mx.nd.zeros(1, ctx=mx.cpu())
         return self._orders[name]
+
+
+def _nothing() -> None:
+    """Before or after an operation that works on the arrays themselves."""
