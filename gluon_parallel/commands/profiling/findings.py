@@ -67,7 +67,7 @@ def findings(analysis):
             f"{_FEWEST} or more in a longer loop, or skip fewer: --skip 1 of gluon-parallel profile, or skip=1 of "
             "gp.profile."
         ]
-    sources = (_slow_processes, _slow_devices, _parts, _devices, _exchange, _operators, _cores, _uneven)
+    sources = (_slow, _parts, _devices, _exchange, _operators, _cores, _uneven)
     found = [one for source in sources for one in source(analysis)]
     if not found:
         share = analysis.seconds(*parts.COMPUTING) / analysis.seconds()
@@ -79,20 +79,14 @@ def _ms(seconds):
     return f"{seconds * 1e3:.1f} ms" if seconds < 0.1 else f"{seconds * 1e3:.0f} ms"
 
 
-def _slow_processes(analysis):
+def _slow(analysis):
     """(seconds per step, sentence), as from all functions below."""
-    ranks = collections.defaultdict(list)
+    ranks: dict = collections.defaultdict(dict)  # -> seconds of each device
     for timeline in analysis.timelines:
-        ranks[timeline.rank].append(timeline.seconds(*parts.COMPUTING))
-    times = {rank: max(seconds) for rank, seconds in ranks.items()}
-    yield from _slower({f"Rank {rank}": seconds for rank, seconds in times.items()}, "the other processes")
-
-
-def _slow_devices(analysis):
-    for rank in sorted({timeline.rank for timeline in analysis.timelines}):
-        of_rank = [timeline for timeline in analysis.timelines if timeline.rank == rank]
-        where = f" of rank {rank}" if len(analysis.recordings) > 1 else ""
-        times = {f"{one.device}{where}": one.seconds(*parts.COMPUTING) for one in of_rank}
+        name = timeline.device + f" of rank {timeline.rank}" * (len(analysis.recordings) > 1)
+        ranks[timeline.rank][name] = timeline.seconds(*parts.COMPUTING)
+    yield from _slower({f"Rank {rank}": max(times.values()) for rank, times in ranks.items()}, "the other processes")
+    for times in ranks.values():
         yield from _slower(times, "the other devices")
 
 

@@ -61,12 +61,10 @@ def _operators(analysis):
 
 
 def _layers(analysis):
-    found = analysis.layers[:_NUM_LAYERS]
-    if len(analysis.recordings) == 1:
-        lines = [([one.name], [one.devices], COLOURS[DEVICES]) for one in found]
-        return _ranking(["layer", "for devices"], lines)
-    lines = [([one.name], [one.devices, one.processes], COLOURS[LATE]) for one in found]
-    return _ranking(["layer", "for devices", "for processes"], lines)
+    alone = len(analysis.recordings) == 1
+    names, colour = (["devices"], COLOURS[DEVICES]) if alone else (["devices", "processes"], COLOURS[LATE])
+    lines = [([one.name], [getattr(one, name) for name in names], colour) for one in analysis.layers[:_NUM_LAYERS]]
+    return _ranking(["layer", *(f"for {name}" for name in names)], lines)
 
 
 def _ranking(titles, lines):
