@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, Callable
 
@@ -62,18 +63,18 @@ class LossPerSample:
             BatchMismatch: the loss has another form.
         """
 
-        calls = list(zip(devices, zip(shards, sizes)))
-        if not self.needs_all:
-            return self._one_by_one(run, calls, scale)
-
         def forward(shard: Nested, size: int) -> tuple[mx.nd.NDArray, ...]:
             with mx.autograd.record():
                 return self.checked(run(*shard), size)
 
-        rows = apply_on(forward, calls)
-        heads = [list(head) for head in self.heads(rows, sizes, scale)]
-        arguments = [(list(row[: len(head)]), head) for row, head in zip(rows, heads)]
-        apply_on(mx.autograd.backward, list(zip(devices, arguments)))
+        def both(shard: Nested, size: int) -> tuple[mx.nd.NDArray, ...]:
+            row = forward(shard, size)
+            _go_backward(row, self.heads([row], [size], scale)[0])
+            return row
+
+        rows = apply_on(forward if self.needs_all else both, list(zip(devices, zip(shards, sizes))))
+        if self.needs_all:
+            apply_on(_go_backward, list(zip(devices, zip(rows, self.heads(rows, sizes, scale)))))
         return self.mean(rows, sizes)
 
     def checked(self, loss: Any, size: int) -> tuple[mx.nd.NDArray, ...]:
@@ -85,34 +86,13 @@ class LossPerSample:
         self, rows: Sequence[Sequence[mx.nd.NDArray]], sizes: Sequence[int], scale: float
     ) -> list[tuple[mx.nd.NDArray, ...]]:
         """The head gradients for the first arrays of each row, which :meth:`checked` has returned, times `scale`."""
-        return [
-            (nd.full(loss.shape, self._weight(loss, size) * scale, loss.ctx, loss.dtype),)
-            for (loss,), size in zip(rows, sizes)
-        ]
+        weights = [self._weight(loss, size) * scale for (loss,), size in zip(rows, sizes)]
+        return [(_constant(weight, loss.shape, loss.ctx, loss.dtype),) for (loss,), weight in zip(rows, weights)]
 
     def mean(self, rows: Sequence[Sequence[mx.nd.NDArray]], sizes: Sequence[int]) -> mx.nd.NDArray:
         """What :meth:`backward` returns."""
         losses = [loss for (loss,) in rows]
         return _mean(losses, [self._weight(loss, size) for loss, size in zip(losses, sizes)], sizes)
-
-    def _one_by_one(
-        self, run: Callable[..., Any], calls: Sequence[tuple[mx.Context, tuple[Nested, int]]], scale: float
-    ) -> mx.nd.NDArray:
-        """:meth:`backward` where both passes of one device may be launched before the next one's.
-
-        `calls` are a device, and its shard and number of samples, each.
-        """
-
-        def both(shard: Nested, size: int) -> tuple[mx.nd.NDArray, int]:
-            with mx.autograd.record():
-                loss = run(*shard)
-            weight = self._weight(loss, size)  # of 1, MXNet makes the head gradients itself
-            head = None if weight * scale == 1 else [nd.full(loss.shape, weight * scale, loss.ctx, loss.dtype)]
-            mx.autograd.backward([loss], head)
-            return loss, weight
-
-        losses, weights = zip(*apply_on(both, calls))
-        return _mean(losses, weights, [size for _, (_, size) in calls])
 
     def add_nothing(self, device: mx.Context) -> None:
         """Take part, without samples, in the sums over all processes; there are none."""
@@ -140,6 +120,16 @@ class LossPerSample:
             f"{where}; expected one value per sample (first axis), or a single value with "
             'reduction="mean" or reduction="sum" beside the loss'
         )
+
+
+@functools.lru_cache(maxsize=64)
+def _constant(value: float, shape: tuple[int, ...], device: mx.Context, dtype: Any) -> mx.nd.NDArray:
+    """An array of one value, which is only read; the steps of a training need few."""
+    return nd.full(shape, value, device, dtype)
+
+
+def _go_backward(row: Sequence[mx.nd.NDArray], heads: Sequence[mx.nd.NDArray]) -> None:
+    mx.autograd.backward(list(row[: len(heads)]), list(heads))
 
 
 def _mean(losses: Sequence[mx.nd.NDArray], weights: Sequence[int], sizes: Sequence[int]) -> mx.nd.NDArray:

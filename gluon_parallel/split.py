@@ -82,9 +82,6 @@ def num_samples(
             f"batch_axis is {batch_axis!r}; expected a whole number, counted from the front, which means the same for "
             "every array"
         )
-    known = _known_length(data, batch_axis)
-    if known:
-        return known
     lengths: dict[str, int] = {}
     for where, array in leaves(data if names is None else dict(zip(names, data))):
         if not isinstance(array, (mx.nd.NDArray, np.ndarray)):
@@ -104,17 +101,6 @@ def num_samples(
     if length == 0 and not allow_empty:
         raise BatchMismatch(f"{where} has no samples; leave an empty batch out")
     return length
-
-
-def _known_length(data: Nested, axis: int) -> int:
-    """How many samples the arrays of a batch have, if they agree and have some; else 0. No array is named."""
-    if isinstance(data, (tuple, list)):
-        lengths = [_known_length(part, axis) for part in data if not isinstance(part, tuple) or part]
-        return lengths[0] if lengths and lengths.count(lengths[0]) == len(lengths) else 0
-    if isinstance(data, (mx.nd.NDArray, np.ndarray)):
-        shape = data.shape
-        return shape[axis] if len(shape) > axis else 0
-    return 0
 
 
 def shard_bounds(size: int, rank: int, num_workers: int) -> tuple[int, int]:

@@ -42,27 +42,16 @@ def test_arrays_larger_than_a_block_are_summed_to_their_last_element():
     values = np.random.RandomState(1).standard_normal((3, 100_003))
     arrays = _copies(values, "float64")
     gp.allreduce(arrays)
-    for array in arrays:
-        # order of three terms, of size 1
-        np.testing.assert_allclose(array.asnumpy(), values.sum(0), rtol=1e-15, atol=2e-15)
-
-
-def test_all_devices_end_with_the_same_bits():
-    arrays = _copies(np.random.RandomState(2).standard_normal((5, 1000)), "float32")
-    gp.allreduce(arrays)
+    # order of three terms, of size 1
+    np.testing.assert_allclose(arrays[0].asnumpy(), values.sum(0), rtol=1e-15, atol=2e-15)
     assert len({array.asnumpy().tobytes() for array in arrays}) == 1
 
 
-def test_half_precision_is_rounded_once():
-    arrays = _copies([[2048.0], [0.75], [0.75]], "float16")  # 2048 + 0.75 is 2048 in half precision, twice over
-    gp.allreduce(arrays)
-    assert arrays[0].asscalar() == 2050  # 2049.5, rounded to a multiple of 2
-
-
-def test_bfloat16_is_rounded_once_to_the_nearest():
-    arrays = [array.astype(BFLOAT16) for array in _copies([[256.0], [0.75], [0.75]], "float32")]
-    gp.allreduce(arrays)  # 256 + 0.75 is 256 in bfloat16, twice over; so is 257.5 cut off
-    assert [array.astype("float32").asscalar() for array in arrays] == [258] * 3
+@pytest.mark.parametrize(("dtype", "large"), [("float16", 2048), (BFLOAT16, 256)])
+def test_halves_are_rounded_once_to_the_nearest(dtype, large):
+    arrays = [array.astype(dtype) for array in _copies([[large], [0.75], [0.75]], "float32")]
+    gp.allreduce(arrays)  # large + 0.75 is large in this type, twice over; so is large + 1.5 cut off
+    assert [array.astype("float32").asscalar() for array in arrays] == [large + 2] * 3
 
 
 def test_the_sum_waits_for_what_is_still_being_computed_and_is_waited_for():
@@ -107,15 +96,10 @@ def test_under_record_nothing_is_recorded():
     assert (arrays[0].grad.asnumpy() == 2).all()
 
 
-def test_broadcast_gives_everyone_the_first_ones_values():
-    values = np.random.RandomState(3).standard_normal((4, 5, 6))
-    arrays = _copies(values, "float64")
-    gp.broadcast(arrays)
-    for array in arrays:
-        np.testing.assert_array_equal(array.asnumpy(), values[0])
-
-
-def test_average_gradients_is_the_mean_per_parameter():
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_average_gradients_is_the_mean_per_parameter(monkeypatch, in_memory):
+    if not in_memory:
+        monkeypatch.setattr(copy_sums, "_is_memory", lambda arrays: False)
     random = np.random.RandomState(4)
     shapes = [(3, 2), (5,), (2, 2, 2)]
     values = [[random.standard_normal(shape) for shape in shapes] for _ in range(3)]
@@ -258,7 +242,7 @@ def by_mxnet_alone(request, monkeypatch):
         monkeypatch.setattr(by_mxnet, "_are_of_gpus", lambda arrays: len({array.ctx for array in arrays}) > 1)
 
 
-@pytest.mark.parametrize("num_devices", [2, 3, 5])
+@pytest.mark.parametrize("num_devices", [2, 5])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_mxnet_adds_in_the_order_of_the_devices_and_rounds_halves_once(by_mxnet_alone, dtype, num_devices):
     values = (20 * np.random.RandomState(num_devices).standard_normal((num_devices, 4, 5))).astype(dtype)
@@ -279,15 +263,6 @@ def test_mxnet_adds_bfloat16_in_float32(by_mxnet_alone):
         assert (array.astype("float32") == total.astype(BFLOAT16).astype("float32")).asnumpy().all()
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (2, 3)])
-def test_mxnet_adds_numpy_arrays_of_any_shape(by_mxnet_alone, shape):
-    with mx.util.np_shape(True), mx.util.np_array(True):
-        arrays = [mx.np.full(shape, device + 1.5, ctx=mx.cpu(device)) for device in range(3)]
-        gp.allreduce(arrays)
-        for array in arrays:
-            assert array.shape == shape and (array.asnumpy() == 7.5).all()
-
-
 def test_mxnets_sum_waits_for_its_arrays_and_is_waited_for_whatever_their_layout(by_mxnet_alone):
     test_outputs_of_a_convolution_are_summed_whatever_their_layout()
     test_the_sum_waits_for_what_is_still_being_computed_and_is_waited_for()
@@ -305,19 +280,6 @@ def test_mxnet_adds_many_arrays_of_any_types_and_sizes_at_once(by_mxnet_alone):
     for arrays, value in zip(lists, values):
         for array in arrays:
             np.testing.assert_array_equal(array.asnumpy(), (value.sum(0) * len(arrays)).astype(array.dtype))
-
-
-def test_mxnets_mean_of_gradients_is_that_in_memory(by_mxnet_alone, monkeypatch):
-    values = np.random.RandomState(4).standard_normal((3, 2, 50))
-
-    def averaged(dtype):
-        devices = gp.devices("cpu:3")
-        towers = [[nd.array(one, device, dtype) for one in tower] for device, tower in zip(devices, values)]
-        return [[gradient.asnumpy().tolist() for gradient in tower] for tower in gp.average_gradients(towers)]
-
-    found = [averaged("float64"), averaged("float16")]
-    monkeypatch.undo()
-    assert found == [averaged("float64"), averaged("float16")]
 
 
 def test_arrays_of_a_sum_may_be_dropped_before_it_has_begun():

@@ -14,38 +14,47 @@ def vectors(rng):
     return [rng.normal(size=7) for _ in range(4)]
 
 
-@pytest.mark.parametrize("params", [{}, {"momentum": 0.9}, {"momentum": 0.5, "wd": 0.1}, {"wd": 0.01}])
-def test_sgd_is_its_formula_and_mxnets(vectors, params):
-    weights, *gradients = vectors
-    momentum, wd, lr = params.get("momentum", 0), params.get("wd", 0), 0.3
-    wanted, velocity, state, got = weights.copy(), 0.0, (), weights
-    theirs, array = mx.optimizer.SGD(learning_rate=lr, **params), mx.nd.array(weights, dtype="float64")
-    their_state = theirs.create_state(0, array)
+def sgd_in_numpy(weights, gradients, momentum=0.0, wd=0.0):
+    velocity = 0.0
     for gradient in gradients:
-        velocity = momentum * velocity - lr * (gradient + wd * wanted)
-        wanted = wanted + velocity
-        got, state = rules.sgd(got, gradient, state, lr, **params)
-        theirs.update(0, array, mx.nd.array(gradient, dtype="float64"), their_state)
-    np.testing.assert_allclose(got, wanted, rtol=1e-14, atol=1e-15)
-    np.testing.assert_allclose(got, array.asnumpy(), rtol=1e-6, atol=1e-7)  # its scalars are float32
+        velocity = momentum * velocity - 0.1 * (gradient + wd * weights)
+        weights = weights + velocity
+    return weights
 
 
-@pytest.mark.parametrize("wd", [0, 0.1])
-def test_adam_is_its_formula_and_mxnets(vectors, wd):
-    weights, *gradients = vectors
-    wanted, state, got, m, v = weights.copy(), (), weights, 0.0, 0.0
-    theirs, array = mx.optimizer.Adam(learning_rate=0.1, wd=wd), mx.nd.array(weights, dtype="float64")
-    their_state = theirs.create_state(0, array)
+def adam_in_numpy(weights, gradients, wd=0.0):
+    mean = square = 0.0
     for step, gradient in enumerate(gradients, start=1):
-        g = gradient + wd * wanted
-        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+        gradient = gradient + wd * weights
+        mean, square = 0.9 * mean + 0.1 * gradient, 0.999 * square + 0.001 * gradient**2
         rate = 0.1 * np.sqrt(1 - 0.999**step) / (1 - 0.9**step)
-        wanted = wanted - rate * m / (np.sqrt(v) + 1e-8)
-        got, state = rules.adam(got, gradient, state, 0.1, wd=wd)
+        weights = weights - rate * mean / (np.sqrt(square) + 1e-8)
+    return weights
+
+
+RULES = {"sgd": (sgd_in_numpy, rules.sgd, mx.optimizer.SGD), "adam": (adam_in_numpy, rules.adam, mx.optimizer.Adam)}
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("sgd", {}),
+        ("sgd", {"momentum": 0.9}),
+        ("sgd", {"momentum": 0.5, "wd": 0.1}),
+        ("adam", {}),
+        ("adam", {"wd": 0.1}),
+    ],
+)
+def test_a_rule_is_its_formula_and_mxnets(vectors, name, params):
+    (weights, *gradients), (in_numpy, rule, kind) = vectors, RULES[name]
+    theirs, array = kind(learning_rate=0.1, **params), mx.nd.array(weights, dtype="float64")
+    their_state, state, got = theirs.create_state(0, array), (), weights
+    for gradient in gradients:
+        got, state = rule(got, gradient, state, 0.1, **params)
         theirs.update(0, array, mx.nd.array(gradient, dtype="float64"), their_state)
-    np.testing.assert_allclose(got, wanted, rtol=1e-13, atol=1e-14)  # values of size 1, roundings of 1e-16
-    # Its scalars are float32, 1 - 0.999 among them.
-    np.testing.assert_allclose(got, array.asnumpy(), rtol=1e-3, atol=1e-4)
+    # Values of size 1, roundings of 1e-16; MXNet's scalars are float32, 1 - 0.999 among them.
+    np.testing.assert_allclose(got, in_numpy(weights, gradients, **params), rtol=1e-13, atol=1e-14)
+    np.testing.assert_allclose(got, array.asnumpy(), rtol=1e-3, atol=1e-4 if name == "adam" else 1e-7)
 
 
 def test_average_compensate_attract_and_clip_are_their_formulas(vectors):
@@ -59,27 +68,17 @@ def test_average_compensate_attract_and_clip_are_their_formulas(vectors):
     assert rules.clip(d, None) is d
 
 
-def test_no_rule_changes_what_it_is_given(vectors):
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_no_rule_changes_what_it_is_given_or_its_dtype(vectors, dtype):
+    vectors = [vector.astype(dtype) for vector in vectors]
     for vector in vectors:
         vector.flags.writeable = False
     a, b, c, d = vectors
-    _, state = rules.sgd(a, b, (), 0.1, momentum=0.9, wd=0.1)
-    rules.sgd(a, b, state, 0.1, momentum=0.9, wd=0.1)
-    _, state = rules.adam(a, b, (), 0.1, wd=0.1)
-    rules.adam(a, b, state, 0.1, wd=0.1)
-    rules.average([a, b], [1, 2])
-    rules.compensate(a, b, c, 0.1)
-    rules.attract(a, d, 0.1)
-
-
-def test_float32_stays_float32():
-    a, b = np.ones(3, np.float32), np.full(3, 0.5, np.float32)
-    for rule in (rules.sgd, rules.adam):
-        weights, state = rule(a, b, (), 0.1)
-        weights, state = rule(weights, b, state, 0.1)
-        assert weights.dtype == np.float32
-    assert rules.average([a, b], np.array([2, 3])).dtype == np.float32
-    assert rules.clip(a, 0.1).dtype == np.float32
+    found = [rules.average([a, b], np.array([1, 2])), rules.compensate(a, b, c, 0.1), *rules.attract(a, d, 0.1)]
+    for rule, params in ((rules.sgd, {"momentum": 0.9, "wd": 0.1}), (rules.adam, {"wd": 0.1})):
+        weights, state = rule(a, b, (), 0.1, **params)
+        found += [weights, rule(weights, b, state, 0.1, **params)[0]]
+    assert {one.dtype for one in [*found, rules.clip(a, 0.1)]} == {np.dtype(dtype)}
 
 
 @pytest.mark.parametrize(

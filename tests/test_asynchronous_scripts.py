@@ -158,10 +158,6 @@ def test_sync_is_as_slow_as_the_slowest_and_async_is_not(problem):
     assert compare.compare_deaths(options())["async"] == "goes on without it"
 
 
-def test_a_sync_step_of_eight_workers_is_one_step_on_the_eightfold_batch(problem):
-    assert compare.one_large_step(problem) < 1e-6  # float32, weights of size 0.1
-
-
 @pytest.mark.slow
 def test_the_whole_study_shows_all_that_is_known_and_ends_with_a_table_and_a_picture(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["sync_async.py", "--quick", "--output", str(tmp_path)])

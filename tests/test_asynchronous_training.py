@@ -50,10 +50,6 @@ def start(mode, num=3, make=make_net, **options):
     return gp.asynchronous.Asynchronous(make, loss, DEVICES[:num], mode, optimizer_params=params, **options)
 
 
-def weights_of(net):
-    return {name.split("_", 1)[1]: p.data().asnumpy() for name, p in net.collect_params().items()}
-
-
 def plain(initial, data, size, optimizer="sgd", **params):
     """Gluon on one device, with `size` batches joined."""
     net = make_net()
@@ -70,47 +66,11 @@ def plain(initial, data, size, optimizer="sgd", **params):
     return [parameter.data().asnumpy() for parameter in net.collect_params().values()]
 
 
-@pytest.mark.parametrize(
-    ("mode", "num", "size"), [("sync", 3, 3), ("ssp:0", 3, 3), ("local:1", 2, 2), ("async", 1, 1), ("backup:0", 2, 2)]
-)
-def test_limits_of_the_dial_are_plain_sgd_on_one_device(rng, mode, num, size):
-    data, parallel = batches(rng), start(mode, num)
-    initial = [p.data().asnumpy() for p in parallel.net.collect_params().values()]
-    done = parallel.train(data)
-    wanted = plain(initial, data, size)
-    for got, want in zip(parallel.net.collect_params().values(), wanted):
-        # float32: gradients of size 0.1 added in another order, 12 steps
-        np.testing.assert_allclose(got.data().asnumpy(), want, rtol=1e-4, atol=1e-6)
-    assert done.num_samples == 96
-    assert parallel.staleness.mean <= num - 1
-
-
-@pytest.mark.parametrize("optimizer", [("sgd", {"momentum": 0.9, "wd": 0.01}), ("adam", {})])
-def test_one_asynchronous_worker_is_gluons_trainer(rng, optimizer):
-    name, params = optimizer
-    data = batches(rng)
-    parallel = start("async", 1, optimizer=name, optimizer_params={"learning_rate": 0.2, **params})
-    initial = [p.data().asnumpy() for p in parallel.net.collect_params().values()]
-    parallel.train(data)
-    for got, want in zip(parallel.net.collect_params().values(), plain(initial, data, 1, name, **params)):
-        # float32; Adam divides by the root of squares, which makes roundings of small gradients larger
-        np.testing.assert_allclose(got.data().asnumpy(), want, rtol=5e-3, atol=5e-4)
-
-
 def uneven(rng):
     """Batches of different sizes."""
     x, y = (np.concatenate(parts) for parts in zip(*batches(rng)))
     ends = np.cumsum([8, 1, 5, 8, 3, 2, 7, 4, 6, 8, 8, 36])
     return list(zip(np.split(x, ends[:-1]), np.split(y, ends[:-1])))
-
-
-def trained(data, mode, num, **options):
-    """The weights after a pass, the same initial ones each time, and what the pass came to."""
-    mx.random.seed(1)
-    np.random.seed(1)  # noqa: NPY002 - MXNet's initializers draw from it
-    parallel = start(mode, num, **options)
-    done = parallel.train(data)
-    return parallel._replicas[0].get_weights(), done
 
 
 def reduced(reduction):
@@ -119,14 +79,38 @@ def reduced(reduction):
     return lambda output, label: getattr(each(output, label), reduction)()
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize(("mode", "num"), [("sync", 3), ("async", 1)])
-def test_a_mean_or_a_sum_trains_as_one_value_per_sample_does(rng, mode, num, reduction):
-    data = uneven(rng)
-    wanted, done = trained(data, mode, num)
-    got, same = trained(data, mode, num, loss=reduced(reduction), reduction=reduction)
-    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-6)  # float32 sums in another order, 12 steps
-    assert same.loss == pytest.approx(done.loss, rel=1e-5)
+def weights_of(parallel):
+    return [parameter.data(DEVICES[0]).asnumpy() for parameter in parallel.net.collect_params().values()]
+
+
+SYNC, ASYNC = ("sync", 3, 3), ("async", 1, 1)
+LIMITS = [
+    (batches, ("ssp:0", 3, 3), "sgd", {}, None),
+    (batches, ("backup:0", 2, 2), "sgd", {}, None),
+    (uneven, ("local:1", 2, 2), "sgd", {}, None),
+    (uneven, ASYNC, "sgd", {"momentum": 0.9, "wd": 0.01}, None),
+    (uneven, ASYNC, "adam", {}, None),
+    *((uneven, mode, "sgd", {}, loss) for mode in (SYNC, ASYNC) for loss in (None, "mean", "sum", "NumPy mode")),
+]
+
+
+@pytest.mark.parametrize(("make_batches", "mode", "name", "params", "loss"), LIMITS)
+def test_limits_of_the_dial_are_gluons_trainer_on_one_device(request, rng, make_batches, mode, name, params, loss):
+    data, (mode, num, size), array = make_batches(rng), mode, np.array
+    options = {"loss": reduced(loss), "reduction": loss} if loss in ("mean", "sum") else {}
+    if loss == "NumPy mode":
+        request.getfixturevalue("numpy_mode")
+        array = mx.np.array
+    parallel = start(mode, num, optimizer=name, optimizer_params={"learning_rate": 0.2, **params}, **options)
+    initial = weights_of(parallel)
+    done = parallel.train([(array(x), array(y)) for x, y in data])
+    got = weights_of(parallel)
+    mx.npx.reset_np()
+    for weight, wanted in zip(got, plain(initial, data, size, name, **params)):
+        # float32, 12 steps, sums in another order; Adam divides by the root of squares, which makes roundings larger
+        np.testing.assert_allclose(weight, wanted, rtol=5e-3, atol=5e-4 if name == "adam" else 2e-6)
+    assert done.num_samples == 96
+    assert parallel.staleness.mean <= num - 1
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -135,16 +119,6 @@ def test_a_single_value_is_refused_without_the_word(rng, reduction):
         start("async", loss=reduced(reduction)).train(batches(rng))
     with pytest.raises(ValueError, match="reduction: expected 'mean' or 'sum'.*got 'average'"):
         start("async", reduction="average")
-
-
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_in_numpy_mode_it_trains_the_same(rng, numpy_mode, mode):
-    data = uneven(rng)
-    got, done = trained([(mx.np.array(x), mx.np.array(y)) for x, y in data], mode, 3 if mode == "sync" else 1)
-    mx.npx.reset_np()
-    wanted, same = trained(data, mode, 3 if mode == "sync" else 1)
-    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-6)  # other operators
-    assert done.loss == pytest.approx(same.loss, rel=1e-5)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -168,8 +142,9 @@ def test_batches_go_to_workers_in_the_order_of_their_numbers_so_sync_is_the_same
         np.random.seed(1)  # noqa: NPY002 - MXNet's initializers draw from it
         parallel = start("sync")
         parallel.train(data)
-        found.append(parallel._replicas[0].get_weights())
-    np.testing.assert_array_equal(found[0], found[1])
+        found.append(weights_of(parallel))
+    for first, second in zip(*found):
+        np.testing.assert_array_equal(first, second)
 
 
 def test_a_slow_device_does_fewer_steps_in_async_and_as_many_in_sync(rng):
@@ -291,30 +266,49 @@ def test_control_c_joins_all_threads_before_it_is_passed_on():
     assert process.returncode == 0
 
 
-@pytest.mark.parametrize(
-    "make_layer",
-    [lambda: gp.nn.SyncBatchNorm(in_channels=5), lambda: gluon.contrib.nn.SyncBatchNorm(num_devices=3)],
-    ids=["ours", "contrib"],
-)
-def test_layers_in_which_devices_meet_are_refused_with_the_reason(make_layer):
-    def make():
-        net = nn.HybridSequential()
-        inner = nn.HybridSequential()
-        inner.add(make_layer())
-        net.add(nn.Dense(5, in_units=5), inner)
-        return net
+class Unused(nn.HybridSequential):
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.idle, self.used = nn.Dense(2, in_units=2), nn.Dense(3, in_units=5)
 
-    with pytest.raises(AsynchronousUnsupported, match="SyncBatchNorm: in it all devices wait for each other"):
-        start("async", make=make)
+    def hybrid_forward(self, F, x):
+        return self.used(x)
+
+
+def chain(*blocks, dtype="float32"):
+    net = nn.HybridSequential()
+    net.add(*blocks)
+    blocks[-1].cast(dtype)
+    return net
+
+
+def with_norm():
+    return chain(nn.BatchNorm(in_channels=5), nn.Dense(3, in_units=5))
+
+
+MEETS, SHARED = "SyncBatchNorm: in it all devices wait for each other", make_net()
+REFUSED = [
+    (lambda: chain(nn.Dense(5), chain(gp.nn.SyncBatchNorm(in_channels=5))), AsynchronousUnsupported, MEETS),
+    (lambda: chain(gluon.contrib.nn.SyncBatchNorm(num_devices=3)), AsynchronousUnsupported, MEETS),
+    *(
+        (lambda dtype=dtype: chain(nn.BatchNorm(in_channels=5), nn.LayerNorm(in_channels=5), dtype=dtype),
+         AsynchronousUnsupported, f"is {dtype}; the shared weights are float32")
+        for dtype in ("float64", "float16")
+    ),
+    (lambda: SHARED, ValueError, "same block twice"),
+    (Unused, GradientUnavailable, "got no gradient: the loss does not depend on it"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "error", "message"), REFUSED)
+def test_a_net_that_cannot_be_trained_is_refused_with_the_reason(rng, make, error, message):
+    with pytest.raises(error, match=message):
+        start("async", make=make).train(batches(rng))
 
 
 def test_running_statistics_are_the_mean_over_the_replicas(rng):
-    def make():
-        net = nn.HybridSequential()
-        net.add(nn.BatchNorm(in_channels=5), nn.Dense(3, in_units=5))
-        return net
-
-    parallel = start("async", make=make)
+    parallel = start("async", make=with_norm)
     seen = []
     for replica in parallel._replicas:
         replica.set_statistics = lambda arrays, seen=seen: seen.append(arrays)
@@ -323,39 +317,6 @@ def test_running_statistics_are_the_mean_over_the_replicas(rng):
     wanted = [np.mean(arrays, axis=0, dtype="float64") for arrays in found]
     for got, want in zip(seen[-1], wanted):
         np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-7)  # float32 of size 1
-
-
-@pytest.mark.parametrize("dtype", ["float64", "float16"])
-def test_another_dtype_than_float32_is_refused_with_the_reason(rng, dtype):
-    def make():
-        net = nn.HybridSequential()
-        net.add(nn.BatchNorm(in_channels=5), nn.LayerNorm(in_channels=5))
-        net[1].cast(dtype)
-        return net
-
-    with pytest.raises(AsynchronousUnsupported, match=f"is {dtype}; the shared weights are float32"):
-        start("async", make=make)
-
-
-def test_one_block_for_all_devices_is_refused():
-    net = make_net()
-    with pytest.raises(ValueError, match="same block twice"):
-        start("async", make=lambda: net)
-
-
-def test_a_parameter_without_a_gradient_is_named(rng):
-    class Unused(nn.HybridSequential):
-        def __init__(self):
-            super().__init__()
-            with self.name_scope():
-                self.idle = nn.Dense(2, in_units=2)
-                self.used = nn.Dense(3, in_units=5)
-
-        def hybrid_forward(self, F, x):
-            return self.used(x)
-
-    with pytest.raises(GradientUnavailable, match="got no gradient: the loss does not depend on it"):
-        start("async", make=Unused).train(batches(rng))
 
 
 @pytest.mark.parametrize("optimizer", [("sgd", {"momentum": 0.9}), ("adam", {})])
@@ -373,14 +334,12 @@ def test_training_goes_on_from_a_saved_state_bit_for_bit(rng, tmp_path, optimize
 
 
 def test_a_state_that_does_not_fit_is_refused_with_what_differs(rng):
-    def other():
-        net = nn.HybridSequential()
-        net.add(nn.Dense(9, in_units=5), nn.Dense(3, in_units=9))
-        return net
-
     with pytest.raises(CheckpointError, match="not saved by asynchronous training"):
         start("sync").restore(archive.Archive({}, {}))
-    trained, another = start("async"), start("async", make=other)
+    trained, another = (
+        start("async"),
+        start("async", make=lambda: chain(nn.Dense(9, in_units=5), nn.Dense(3, in_units=9))),
+    )
     trained.train(batches(rng))
     another.restore(trained.state())
     what = r"than this HybridSequential: .*0.bias is float32 \(8,\) in the checkpoint and float32 \(9,\) here"
@@ -389,12 +348,7 @@ def test_a_state_that_does_not_fit_is_refused_with_what_differs(rng):
 
 
 def test_a_net_of_its_own_loads_what_was_trained_asynchronously(rng):
-    def make():
-        net = nn.HybridSequential()
-        net.add(nn.BatchNorm(in_channels=5), nn.Dense(3, in_units=5))
-        return net
-
-    parallel, net = start("async", make=make), make()
+    parallel, net = start("async", make=with_norm), with_norm()
     parallel.train(batches(rng))
     net.initialize()
     gp.checkpoint.restore(parallel.state(), net)

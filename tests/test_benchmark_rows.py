@@ -6,10 +6,7 @@ import os
 import select
 import sys
 
-import pytest
 import script_files
-
-import mxnet as mx
 
 FIELDS = ["part", "when", "measured", "against", "unit", "values", "others", "processor", "work", "command"]
 
@@ -46,14 +43,6 @@ def test_quantities_have_three_digits_and_a_unit_of_their_size():
     assert rows.quantity([1e6 * 1234.5], "us") == "1,234 s"
     assert rows.quantity([0.01943, 10.0], "ms") == "0.0194 / 10 ms"
     assert rows.quantity([4567.8], "MB") == "4,568 MB"
-
-
-def test_arithmetic_of_a_step_is_three_times_that_of_the_forward_pass():
-    net = mx.gluon.nn.HybridSequential()
-    net.add(mx.gluon.nn.Conv2D(6, 3, in_channels=4, groups=2), mx.gluon.nn.Dense(5))
-    net.hybridize()
-    # 6 x 4 x 4 outputs of 2 channels of 3 x 3, and 5 outputs of 96 inputs: a multiplication and an addition of each.
-    assert script_files.load("benchmarks/limits").flop(net, (4, 6, 6)) == 3 * 2 * (96 * 18 + 5 * 96)
 
 
 def row(part, values, others, **fields):
@@ -175,27 +164,6 @@ def test_a_benchmark_that_is_not_finished_in_time_ends_with_the_processes_it_has
         assert file.read() == b"here\n"
         assert select.select([file], [], [], 20.0)[0] == [file]  # the end of the file: the child has ended
     assert "sparse has failed (not finished after 3 s)" in capfd.readouterr().err
-
-
-def test_a_group_that_cannot_start_ends_those_that_were_started_before():
-    rounds, ended = script_files.load("benchmarks/rounds"), []
-
-    def pairs():
-        yield "first", argparse.Namespace(close=lambda: ended.append("first"))
-        raise FileNotFoundError("no such program")
-
-    with pytest.raises(FileNotFoundError), rounds.started(pairs()):
-        pass
-    assert ended == ["first"]
-
-
-def test_benchmarks_without_other_libraries_are_refused_beside_peers(monkeypatch, capsys):
-    bench = script_files.load("bench")
-    monkeypatch.setattr(bench.limits, "measure", lambda: pytest.fail("it begins"))
-    monkeypatch.setattr("sys.argv", ["bench.py", "--peers", "--only", "processes", "peers_processes"])
-    with pytest.raises(SystemExit, match="2"):
-        bench.main()
-    assert "no other library takes part in processes: leave out --peers" in capsys.readouterr().err
 
 
 def test_other_libraries_take_part_only_where_they_are_asked_for(monkeypatch, tmp_path):

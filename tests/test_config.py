@@ -26,42 +26,27 @@ def write(folder, text, name="mine.yaml"):
     return path
 
 
-def test_the_default_file_is_used_where_no_config_is_named(folder):
+def test_flags_win_over_the_file_and_the_file_over_its_base_in_its_own_folder(folder):
     config = parse(TrainingConfig, folder / "default.yaml", [])
     assert (config.dataset, config.epochs, config.lr, config.resume) == ("digits", 9, 0.1, None)
     assert config.config == str(folder / "default.yaml")
-
-
-def test_flags_win_over_the_file_and_the_file_over_its_base(folder):
+    (folder / "inner").mkdir()
     write(folder, "base: default.yaml\nepochs: 5\nlr: 1e-3\n", "middle.yaml")
-    mine = write(folder, "base: middle.yaml\nepochs: 2\n")
+    mine = write(folder / "inner", "base: ../middle.yaml\nepochs: 2\n")
     config = parse(TrainingConfig, folder / "default.yaml", ["--config", str(mine), "--batch_size=32", "--seed", "7"])
     assert (config.epochs, config.lr, config.batch_size, config.seed) == (2, 1e-3, 32, 7)
+    assert read(write(folder, "base: default.yaml"), TrainingConfig) == read(folder / "default.yaml", TrainingConfig)
+    assert read(write(folder, "# nothing\n"), TrainingConfig) == {}
+    # Whole numbers may be written as any number.
+    values = read(write(folder, "epochs: 5.0\nbatch_size: '7'\nlr: 1\n"), TrainingConfig)
+    assert [(value, type(value)) for value in values.values()] == [(5, int), (7, int), (1.0, float)]
 
 
-def test_a_base_lies_in_the_folder_of_the_file_that_names_it(folder):
-    (folder / "inner").mkdir()
-    path = write(folder / "inner", "base: ../default.yaml\nlr: 0.5\n")
-    assert read(path, TrainingConfig)["epochs"] == 9
-    assert read(path, TrainingConfig)["lr"] == 0.5
-
-
-def test_bases_that_go_round_in_a_circle_are_refused(folder):
+def test_bases_that_go_round_in_a_circle_and_misspelt_keys_of_a_base_are_refused(folder):
     write(folder, "base: b.yaml\n", "a.yaml")
     write(folder, "base: a.yaml\n", "b.yaml")
     with pytest.raises(ConfigError, match=r"a\.yaml -> .*b\.yaml -> .*a\.yaml"):
         read(folder / "a.yaml", TrainingConfig)
-
-
-def test_a_misspelt_key_is_refused_with_its_file_the_likely_one_and_the_right_ones(folder):
-    path = write(folder, "base: default.yaml\nbatch-sise: 3\n")
-    with pytest.raises(
-        ConfigError, match=r"mine\.yaml.*'batch-sise'.*Did you mean batch_size\?.*base, dataset.*epochs"
-    ):
-        read(path, TrainingConfig)
-
-
-def test_a_misspelt_key_in_a_base_is_refused_with_the_name_of_the_base(folder):
     write(folder, RECIPE + "speed: 3\n", "default.yaml")
     with pytest.raises(ConfigError, match=r"default\.yaml: there is no key 'speed'"):
         read(write(folder, "base: default.yaml\n"), TrainingConfig)
@@ -70,45 +55,31 @@ def test_a_misspelt_key_in_a_base_is_refused_with_the_name_of_the_base(folder):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("epochs: many", r"epochs is 'many' \(str\), wanted a whole number above 0"),
-        ("epochs: 2.5", r"epochs is 2\.5 \(float\), wanted a whole number above 0"),
-        ("epochs: 0", r"epochs is 0 \(int\), wanted a whole number above 0"),
-        ("epochs: true", r"epochs is True \(bool\), wanted a whole number"),
-        ("epochs:", r"epochs is None \(NoneType\), wanted a whole number above 0"),
-        ("lr: -0.1", r"lr is -0\.1 \(float\), wanted a number above 0"),
-        ("lr: .nan", r"lr is nan \(float\), wanted a number above 0"),
-        ("lr: .inf", r"lr is inf \(float\), wanted a number above 0"),
-        ("lr: [0.1, 0.2]", r"lr is \[0\.1, 0\.2\] \(list\), wanted a number above 0"),
-        ("devices: 2", r"devices is 2 \(int\), wanted a text"),
-        ("tensorboard: 3", r"tensorboard is 3 \(int\), wanted true or false"),
-        ("output: 3", r"output is 3 \(int\), wanted a text or null"),
+        ("epochs: many", r": epochs is 'many' \(str\), wanted a whole number above 0"),
+        ("epochs: 2.5", r": epochs is 2\.5 \(float\), wanted a whole number above 0"),
+        ("epochs: 0", r": epochs is 0 \(int\), wanted a whole number above 0"),
+        ("epochs: true", r": epochs is True \(bool\), wanted a whole number"),
+        ("epochs:", r": epochs is None \(NoneType\), wanted a whole number above 0"),
+        ("lr: -0.1", r": lr is -0\.1 \(float\), wanted a number above 0"),
+        ("lr: .nan", r": lr is nan \(float\), wanted a number above 0"),
+        ("lr: .inf", r": lr is inf \(float\), wanted a number above 0"),
+        ("lr: [0.1, 0.2]", r": lr is \[0\.1, 0\.2\] \(list\), wanted a number above 0"),
+        ("devices: 2", r": devices is 2 \(int\), wanted a text"),
+        ("tensorboard: 3", r": tensorboard is 3 \(int\), wanted true or false"),
+        ("output: 3", r": output is 3 \(int\), wanted a text or null"),
+        ("batch-sise: 3", r".*'batch-sise'.*Did you mean batch_size\?.*base, dataset.*epochs"),
+        ("epochs: [1\nlr: 2", r", line 2: this is not YAML"),
+        ("lr: 1\nepochs: 2\nlr: 3", r", line 3: this is not YAML: the key 'lr' stands twice"),
+        ("just words", r": got a str, wanted lines like `epochs: 10`"),
+        ("base: 3", r": base is 3 \(int\), wanted the name of a YAML file"),
+        ("base: nowhere.yaml", r": base: names the config .*nowhere\.yaml.*there are: .*default\.yaml"),
+        ("config: other.yaml", r": there is no key 'config'"),
+        ("resume: newest", r": there is no key 'resume'"),
     ],
 )
-def test_a_value_of_the_wrong_type_is_refused_with_file_key_got_and_wanted(folder, text, message):
-    with pytest.raises(ConfigError, match=r"mine\.yaml: " + message):
-        read(write(folder, "base: default.yaml\n" + text), TrainingConfig)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("epochs: [1\nlr: 2", r"mine\.yaml, line 2: this is not YAML"),
-        ("lr: 1\nepochs: 2\nlr: 3", r"mine\.yaml, line 3: this is not YAML: the key 'lr' stands twice"),
-        ("just words", r"mine\.yaml: got a str, wanted lines like `epochs: 10`"),
-        ("base: 3", r"mine\.yaml: base is 3 \(int\), wanted the name of a YAML file"),
-        ("base: nowhere.yaml", r"mine\.yaml: base: names the config .*nowhere\.yaml.*there are: .*default\.yaml"),
-        ("config: other.yaml", r"there is no key 'config'"),
-        ("resume: newest", r"there is no key 'resume'"),
-    ],
-)
-def test_a_file_that_is_no_config_is_refused_with_its_name(folder, text, message):
-    with pytest.raises(ConfigError, match=message):
+def test_a_file_that_is_no_config_is_refused_with_file_key_got_and_wanted(folder, text, message):
+    with pytest.raises(ConfigError, match=r"mine\.yaml" + message):
         read(write(folder, text), TrainingConfig)
-
-
-def test_an_empty_file_with_a_base_is_its_base(folder):
-    assert read(write(folder, "base: default.yaml"), TrainingConfig) == read(folder / "default.yaml", TrainingConfig)
-    assert read(write(folder, "# nothing\n"), TrainingConfig) == {}
 
 
 def test_a_key_that_no_file_states_is_named(folder):
@@ -138,16 +109,16 @@ def test_a_wrong_flag_is_refused_with_what_to_write(folder, argv, message):
         parse(TrainingConfig, folder / "default.yaml", argv)
 
 
-def test_the_flag_resume_may_stand_alone_or_name_a_folder(folder):
-    assert parse(TrainingConfig, folder / "default.yaml", ["--resume"]).resume == "newest"
-    assert parse(TrainingConfig, folder / "default.yaml", ["--resume", "runs/3", "--seed", "1"]).resume == "runs/3"
+def test_flags_may_stand_alone_turn_switches_or_say_null(folder):
+    def parsed(*argv, path=folder / "default.yaml"):
+        return parse(TrainingConfig, path, argv)
 
-
-def test_a_switch_is_turned_on_and_off_without_a_value(folder):
-    path = write(folder, "base: default.yaml\ntensorboard: true")
-    assert parse(TrainingConfig, path, []).tensorboard is True
-    assert parse(TrainingConfig, path, ["--no_tensorboard"]).tensorboard is False
-    assert parse(TrainingConfig, folder / "default.yaml", ["--tensorboard"]).tensorboard is True
+    assert parsed("--resume").resume == "newest" and parsed("--resume", "runs/3", "--seed", "1").resume == "runs/3"
+    mine = write(folder, "base: default.yaml\ntensorboard: true\ndata_root: here")
+    assert parsed(path=mine).tensorboard is parsed("--tensorboard").tensorboard is True
+    assert parsed("--no_tensorboard", path=mine).tensorboard is False
+    config = parsed("--data_root", "null", "--dataset", "null", path=mine)
+    assert (config.data_root, config.dataset) == (None, "null")  # where there may be none
 
 
 def test_a_saved_config_takes_the_place_of_the_file_but_not_of_the_flags(folder):
@@ -155,17 +126,6 @@ def test_a_saved_config_takes_the_place_of_the_file_but_not_of_the_flags(folder)
     config = parse(TrainingConfig, folder / "default.yaml", ["--lr", "3"], saved=lambda config: saved)
     assert (config.epochs, config.seed, config.lr) == (33, 5, 3.0)
     assert config.config == str(folder / "default.yaml")
-
-
-def test_whole_numbers_may_be_written_as_any_number_and_become_plain_ones(folder):
-    values = read(write(folder, "epochs: 5.0\nbatch_size: '7'\nlr: 1\n"), TrainingConfig)
-    assert [(value, type(value)) for value in values.values()] == [(5, int), (7, int), (1.0, float)]
-
-
-def test_null_after_a_flag_is_no_value_where_there_may_be_none(folder):
-    path = write(folder, "base: default.yaml\ndata_root: here")
-    config = parse(TrainingConfig, path, ["--data_root", "null", "--dataset", "null"])
-    assert (config.data_root, config.dataset) == (None, "null")
 
 
 def test_a_schema_whose_type_no_yaml_can_be_checked_against_is_refused(folder):

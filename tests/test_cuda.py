@@ -84,33 +84,19 @@ def test_libraries_are_loaded_from_wheels_by_path(machine):
 
 
 @needs_gcc
-def test_without_wheels_the_loader_looks_where_it_always_does(machine):
-    machine.mxnet("libcudart.so.11.0")
-    machine.driver()
-    path = build(machine.folder / "driver" / "libcudart.so.11.0")
-    found, loaded, variables = machine.prepare()
-    assert (found, variables) == ([], {}) and str(path) in loaded
-
-
-@needs_gcc
-def test_a_machine_whose_driver_names_no_card_can_train_on_cpus(machine):
-    machine.mxnet()
-    machine.driver(status=NO_CARD)
-    assert machine.prepare()[0] == []
-
-
-@needs_gcc
-@pytest.mark.parametrize(("cuda", "fusion"), [(11040, "0"), (11080, None), (12040, None)])
-def test_a_driver_older_than_the_compiler_of_fused_operators_does_without_them(machine, cuda, fusion):
-    machine.mxnet("libnvrtc.so.11.2")
+@pytest.mark.parametrize(
+    ("answers", "fusion"),
+    [({"cuda": 11040}, "0"), ({"cuda": 11080}, None), ({"cuda": 12040}, None), ({"status": NO_CARD}, None)],
+)
+def test_a_driver_older_than_the_compiler_of_fused_operators_does_without_them_and_one_without_card_trains_on_cpus(
+    machine, answers, fusion
+):
+    machine.mxnet("libnvrtc.so.11.2", "libcudart.so.11.0")
     machine.wheel("cuda_nvrtc", "libnvrtc.so.11.2")
-    machine.driver(cuda=cuda)
-    found, _, variables = machine.prepare()
-    assert found == [] and variables.get("MXNET_USE_FUSION") == fusion
-
-
-def test_a_build_for_cpus_asks_for_nothing_of_cuda():
-    assert libraries.needed(Path(mx.__path__[0]) / "libmxnet.so") == []
+    machine.driver(**answers)
+    path = build(machine.folder / "driver" / "libcudart.so.11.0")  # no wheel: where the loader always looks
+    found, loaded, variables = machine.prepare()
+    assert found == [] and variables.get("MXNET_USE_FUSION") == fusion and str(path) in loaded
 
 
 # ---- what is said ----------------------------------------------------------------------------------------------------
@@ -202,19 +188,16 @@ def test_what_a_driver_prints_beside_its_answers_is_no_answer(monkeypatch):
     assert driver.ask_apart() == {}
 
 
-def test_a_library_without_gpu_code_has_none():
-    assert fat_binary.read(Path(mx.__path__[0]) / "libmxnet.so") == ()
-
-
-def test_what_a_library_asks_for_is_read_without_loading_it():
-    assert {"libgomp.so.1", "libc.so.6"} <= set(libraries.asked_for(Path(mx.__path__[0]) / "libmxnet.so"))
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [(b"version https://git-lfs.example", "no shared library"), (b"\x7fELF\x02\x01", "is cut off")],
 )
-def test_a_file_that_is_no_library_is_refused(tmp_path, content, words):
+def test_what_a_library_asks_for_is_read_without_loading_it_and_a_file_that_is_none_is_refused(
+    tmp_path, content, words
+):
+    library = Path(mx.__path__[0]) / "libmxnet.so"  # for CPUs
+    assert {"libgomp.so.1", "libc.so.6"} <= set(libraries.asked_for(library))
+    assert libraries.needed(library) == [] and fat_binary.read(library) == ()
     (tmp_path / "libmxnet.so").write_bytes(content)
     with pytest.raises(ValueError, match=words):
         libraries.needed(tmp_path / "libmxnet.so")

@@ -23,48 +23,35 @@ def trainer_on(devices, dtypes=("float32",), compression=None, **options):
     return types.SimpleNamespace(_contexts=devices, _compression_params=compression, _params=parameters)
 
 
-@pytest.mark.parametrize("dtypes", [["float32"], ["float32", np.float64]])
-def test_nccl_sums_float32_and_float64_between_gpus_where_it_is_built_in(monkeypatch, dtypes):
-    assert not first_step.nccl_fits(trainer_on(GPUS, dtypes))  # this MXNet has no NCCL
+FITS = {
+    "float32": (trainer_on(GPUS), True),
+    "float64 too": (trainer_on(GPUS, ["float32", np.float64]), True),
+    "one GPU": (trainer_on(GPUS[:1]), False),
+    "CPUs": (trainer_on([mx.cpu(0), mx.cpu(1)]), False),
+    "GPU and CPU": (trainer_on([mx.gpu(0), mx.cpu(0)]), False),
+    "float16": (trainer_on(GPUS, ["float32", "float16"]), False),
+    "compression": (trainer_on(GPUS, compression={"type": "2bit"}), False),
+    "row_sparse": (trainer_on(GPUS, grad_stype="row_sparse"), False),
+}
+
+
+@pytest.mark.parametrize("case", FITS)
+def test_nccl_sums_float32_and_float64_between_gpus_where_it_is_built_in_and_allreduce_the_rest(monkeypatch, case):
+    trainer, fits = FITS[case]
+    assert not first_step.nccl_fits(trainer)  # this MXNet has no NCCL
     monkeypatch.setattr(mx.runtime, "Features", Features)
-    assert first_step.nccl_fits(trainer_on(GPUS, dtypes))
-
-
-@pytest.mark.parametrize(
-    "trainer",
-    [
-        trainer_on(GPUS[:1]),
-        trainer_on([mx.cpu(0), mx.cpu(1)]),
-        trainer_on([mx.gpu(0), mx.cpu(0)]),
-        trainer_on(GPUS, ["float32", "float16"]),
-        trainer_on(GPUS, compression={"type": "2bit"}),
-        trainer_on(GPUS, grad_stype="row_sparse"),
-    ],
-    ids=["one GPU", "CPUs", "GPU and CPU", "float16", "compression", "row_sparse"],
-)
-def test_what_nccl_cannot_sum_as_well_is_left_to_allreduce(monkeypatch, trainer):
-    monkeypatch.setattr(mx.runtime, "Features", Features)
-    assert not first_step.nccl_fits(trainer)
-
-
-def test_without_a_store_there_is_no_nccl_either(monkeypatch):
-    monkeypatch.setattr(first_step, "nccl_fits", lambda trainer: pytest.fail("asked for"))
-    net = gluon.nn.Dense(2, in_units=3)
-    net.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
-    trainer = gluon.Trainer(net.collect_params(), "sgd", kvstore=None)
-    gp.DataParallel(net, gluon.loss.L2Loss(), trainer).step(nd.ones((4, 3)), nd.ones((4, 2)))
-    assert trainer._kvstore is None
+    assert first_step.nccl_fits(trainer) == fits
 
 
 def test_training_through_a_store_of_mxnet_gives_the_same_weights(monkeypatch):
-    def weights():
+    def weights(store="device"):
         devices = [mx.cpu(index) for index in range(3)]
         mx.random.seed(3)
         net = gluon.nn.HybridSequential()
         net.add(gluon.nn.Dense(5, activation="tanh"), gluon.nn.Dense(2))  # whose shapes the first step finds out
         net.initialize(mx.init.Xavier(), ctx=devices)
         net.cast("float64")
-        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9})
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}, store)
         step = gp.DataParallel(net, gluon.loss.L2Loss(), trainer, accumulate=2, clip_global_norm=1.0)
         random = np.random.RandomState(2)
         for _ in range(6):
@@ -77,6 +64,8 @@ def test_training_through_a_store_of_mxnet_gives_the_same_weights(monkeypatch):
     monkeypatch.setattr(first_step, "nccl_fits", lambda trainer: True)
     create = first_step.kvstore.create
     monkeypatch.setattr(first_step.kvstore, "create", lambda name: create("device" if name == "nccl" else name))
+    trainer, _ = weights(None)
+    assert trainer._kvstore is None  # nor is there any NCCL then
     trainer, found = weights()
     assert trainer._kvstore.type == "device"
     for copies, (wanted, *_) in zip(found, expected):

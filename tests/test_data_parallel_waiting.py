@@ -64,14 +64,6 @@ def busy_devices():
         nd.waitall()
 
 
-def make_net(sync=False):
-    norm = gp.nn.SyncBatchNorm if sync else gluon.nn.BatchNorm
-    net = gluon.nn.HybridSequential()
-    net.add(gluon.nn.Conv2D(4, 3, in_channels=2), norm(in_channels=4), gluon.nn.Dense(3, in_units=64))
-    net.initialize(mx.init.Xavier(), ctx=DEVICES)
-    return net
-
-
 def batches(num):
     random = np.random.RandomState(0)
     for _ in range(num):
@@ -87,23 +79,24 @@ parts_loss.parts = ("all",)
 
 CASES = {
     "plain": {},
-    "clipped": {"clip_global_norm": 0.1},
+    "clipped and stale": {"clip_global_norm": 0.1, "ignore_stale_grad": True, "optimizer": "adam"},
     "accumulated": {"accumulate": 2},
-    "stale": {"ignore_stale_grad": True},
     "parts": {"loss": parts_loss},
     "sync": {"sync": True},
-    "adam": {"optimizer": "adam"},
     "hybridized": {"hybridize": {"static_alloc": True}},
     "one update for all": {"optimizer": "nadam"},
 }
 
 
-def make_step(loss=None, optimizer="sgd", sync=False, hybridize=None, **options):
-    net = make_net(sync)
+def make_step(loss=None, optimizer="sgd", sync=False, hybridize=None, make=gp.DataParallel, **options):
+    norm = gp.nn.SyncBatchNorm if sync else gluon.nn.BatchNorm
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.Conv2D(4, 3, in_channels=2), norm(in_channels=4), gluon.nn.Dense(3, in_units=64))
+    net.initialize(mx.init.Xavier(), ctx=DEVICES)
     if hybridize:
         net.hybridize(**hybridize)
     trainer = gluon.Trainer(net.collect_params(), optimizer, {"learning_rate": 0.01})
-    return gp.DataParallel(net, loss or gluon.loss.SoftmaxCrossEntropyLoss(), trainer, **options)
+    return make(net, loss or gluon.loss.SoftmaxCrossEntropyLoss(), trainer, **options)
 
 
 @pytest.mark.filterwarnings("ignore::gluon_parallel.errors.StatisticsPerDevice")
@@ -126,9 +119,7 @@ def test_a_step_returns_while_the_devices_are_busy_and_calls_nothing_that_waits(
 
 @pytest.mark.filterwarnings("ignore::gluon_parallel.errors.StatisticsPerDevice")
 def test_a_step_of_prepare_waits_for_no_device_either():
-    net = make_net()
-    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
-    training = gp.prepare(net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer, clip_global_norm=1.0)
+    training = make_step(make=gp.prepare, clip_global_norm=1.0)
     for batch in batches(2):
         training.step(*batch)
     training.mean_loss()

@@ -1,10 +1,7 @@
-"""Downloads from a server on this machine: mirrors that fail, transfers that break off, contents that are wrong."""
+"""Downloads: mirrors that fail, contents that are wrong, and processes that want the same file."""
 
-import contextlib
 import hashlib
-import http.server
 import io
-import socket
 import threading
 
 import pytest
@@ -12,92 +9,54 @@ import requests
 from datasets_files import cifar_batches, cifar_binary, tar_gz
 
 from gluon_parallel import datasets
-from gluon_parallel.datasets import cifar, published
+from gluon_parallel.datasets import published
 from gluon_parallel.datasets.published import RemoteFile, fetch
 from gluon_parallel.errors import DatasetUnavailable
 
 CONTENT = bytes(range(256)) * 2000  # more than one chunk
-SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
-class Server(http.server.ThreadingHTTPServer):
-    """Serves `content` at every address /<behaviour>/...; `asked` lists the behaviours."""
+class Mirrors:
+    """In place of ``requests.get``; each mirror's name says what it does, and `asked` lists those that were asked."""
 
-    block_on_close = True
+    content = CONTENT
 
     def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.content, self.asked = CONTENT, []
-        self.go = threading.Event()  # "silent" and "slow" wait for it
+        self.asked, self.timeouts, self.go = [], set(), threading.Event()  # "slow" waits for it
 
-    def file(self, *behaviours, sha256=SHA256):
-        urls = tuple(f"http://127.0.0.1:{self.server_port}/{behaviour}/file.bin" for behaviour in behaviours)
-        return RemoteFile("file.bin", sha256, urls)
+    def file(self, *names, name="file.bin"):
+        sha256 = hashlib.sha256(self.content).hexdigest()
+        return RemoteFile(name, sha256, tuple(f"http://{mirror}.example/{name}" for mirror in names))
 
+    def get(self, url, stream, timeout, headers, **_options):
+        name = url.partition("//")[2].partition(".")[0]
+        self.asked.append(name)
+        self.timeouts.add(timeout)
+        assert stream and headers == {"Accept-Encoding": "identity"}
+        if name in ("silent", "dead"):
+            raise {"silent": requests.ReadTimeout, "dead": requests.ConnectionError}[name]
+        response = requests.Response()
+        response.status_code = 404 if name == "missing" else 200
+        response.headers["content-length"] = str(len(self.content))
+        response.raw = io.BytesIO(b"<html>please log in</html>" if name == "wrong" else self.content)
+        response.raw.stream = lambda size, decode_content: self._pieces(name, response.raw, size)
+        return response
 
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        behaviour = self.path.split("/")[1]
-        self.server.asked.append(behaviour)
-        getattr(self, behaviour)(self.server.content)
-
-    def good(self, content):
-        self._send(200, content)
-
-    def without_length(self, content):
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(content)
-
-    def breaks_off(self, content):
-        """Promises all and sends half of it."""
-        self._send(200, content[: len(content) // 2], ("Content-Length", str(len(content))))
-
-    def wrong(self, content):
-        """A page of the wireless network's owner, say."""
-        self._send(200, b"<html>please log in</html>")
-
-    def moved(self, content):
-        self._send(302, b"", ("Location", "/good/file.bin"))
-
-    def missing(self, content):
-        self._send(404, b"not here")
-
-    def silent(self, content):
-        self.server.go.wait()
-
-    def slow(self, content):
-        self.server.go.wait()
-        self._send(200, content)
-
-    def hangs_up(self, content):
-        self.close_connection = True
-
-    def _send(self, status, content, *headers):
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(content)), **dict(headers)}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the client may have given up
-            self.wfile.write(content)
-
-    def log_message(self, *_):
-        """Silent."""
+    def _pieces(self, name, raw, size):
+        yield raw.read(size)
+        if name == "breaks_off":
+            raise requests.exceptions.ChunkedEncodingError
+        if name == "slow":
+            assert self.go.wait(60)
+        yield from iter(lambda: raw.read(size), b"")
 
 
 @pytest.fixture
-def server(monkeypatch):
-    for name in ("NO_PROXY", "no_proxy"):  # whichever is set, and the lower case wins
-        monkeypatch.setenv(name, "127.0.0.1")
-    with Server() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.go.set()
-            server.shutdown()
-            thread.join()
+def mirrors(monkeypatch):
+    made = Mirrors()
+    monkeypatch.setattr(requests, "get", made.get)
+    yield made
+    made.go.set()
 
 
 def only_the_file_is_in(folder):
@@ -105,92 +64,62 @@ def only_the_file_is_in(folder):
     return sorted(path.name for path in folder.iterdir()) == [".file.bin.lock", "file.bin"]
 
 
-@pytest.mark.parametrize("behaviour", ["good", "without_length", "moved"])
-def test_the_file_arrives_byte_for_byte(server, tmp_path, behaviour):
-    folder = tmp_path / "new" / "folder"
-    assert fetch(server.file(behaviour), folder) == folder / "file.bin"
-    assert only_the_file_is_in(folder)
-
-
 @pytest.mark.parametrize(
-    ("behaviour", "reason"),
+    ("name", "reason"),
     [
         ("missing", "HTTP 404"),
         ("wrong", "wrong checksum"),
         ("silent", "timed out"),
-        ("hangs_up", "no connection"),
+        ("dead", "no connection"),
         ("breaks_off", "broke off"),
     ],
 )
-def test_a_mirror_that_fails_gives_way_to_the_next_and_else_its_reason_is_told(
-    server, tmp_path, monkeypatch, behaviour, reason
-):
-    get, given = requests.get, []
-
-    def get_soon(url, timeout, **options):
-        given.append(timeout)
-        return get(url, timeout=(60, 0.2) if behaviour == "silent" and behaviour in url else (60, 60), **options)
-
-    monkeypatch.setattr(requests, "get", get_soon)  # a busy machine may be late with the good one
-    fetch(server.file(behaviour, "good"), tmp_path / "one", timeout=(7, 8))
-    assert only_the_file_is_in(tmp_path / "one") and server.asked == [behaviour, "good"]
-    with pytest.raises(DatasetUnavailable, match=f"^127.0.0.1: {reason}; 127.0.0.1: HTTP 404$"):
-        fetch(server.file(behaviour, "missing"), tmp_path / "two", timeout=(7, 8))
+def test_a_mirror_that_fails_gives_way_to_the_next_and_else_its_reason_is_told(mirrors, tmp_path, name, reason):
+    folder = tmp_path / "new" / "folder"
+    assert fetch(mirrors.file(name, "good"), folder, timeout=(7, 8)) == folder / "file.bin"
+    assert only_the_file_is_in(folder) and mirrors.asked == [name, "good"] and mirrors.timeouts == {(7, 8)}
+    with pytest.raises(DatasetUnavailable, match=f"^{name}.example: {reason}; missing.example: HTTP 404$"):
+        fetch(mirrors.file(name, "missing"), tmp_path / "two")
     assert [path.name for path in (tmp_path / "two").iterdir()] == [".file.bin.lock"]
-    assert set(given) == {(7, 8)}
 
 
-def test_a_port_where_nobody_listens_gives_way_to_the_next_mirror(server, tmp_path):
-    good = server.file("good")
-    with socket.socket() as mute:  # which keeps the port, and does not listen
-        mute.bind(("127.0.0.1", 0))
-        dead = f"http://127.0.0.1:{mute.getsockname()[1]}/good/file.bin"
-        fetch(good._replace(urls=(dead, *good.urls)), tmp_path)
-    assert only_the_file_is_in(tmp_path)
-
-
-def test_two_that_want_the_same_file_at_the_same_time_download_it_once(server, tmp_path):
-    threads = [threading.Thread(target=fetch, args=(server.file("slow"), tmp_path)) for _ in range(3)]
-    for thread in threads:
+def test_several_that_want_the_same_file_download_it_once_and_one_gives_up_that_waits_in_vain(
+    mirrors, tmp_path, monkeypatch
+):
+    def fetching():
+        thread = threading.Thread(target=fetch, args=(mirrors.file("slow"), tmp_path))
         thread.start()
-    while not server.asked:
-        threads[0].join(0.01)
-    server.go.set()
+        return thread
+
+    first = fetching()
+    while not mirrors.asked:
+        first.join(0.01)
+    with monkeypatch.context() as patched:
+        patched.setattr(published, "_PATIENCE", 0.2)
+        with pytest.raises(DatasetUnavailable, match=r"another process holds .*\.lock and has downloaded nothing"):
+            fetch(mirrors.file("good"), tmp_path)
+    threads = [first, fetching(), fetching()]
+    mirrors.go.set()
     for thread in threads:
         thread.join()
-    assert only_the_file_is_in(tmp_path) and server.asked == ["slow"]
+    assert only_the_file_is_in(tmp_path) and mirrors.asked == ["slow"]
 
 
-def test_who_waits_for_another_process_that_brings_nothing_gives_up_and_names_it(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(published, "_PATIENCE", 0.2)
-    first = threading.Thread(target=fetch, args=(server.file("slow"), tmp_path))
-    first.start()
-    while not server.asked:
-        first.join(0.01)
-    with pytest.raises(DatasetUnavailable, match=r"another process holds .*\.lock and has downloaded nothing"):
-        fetch(server.file("good"), tmp_path)
-    server.go.set()
-    first.join()
-    assert only_the_file_is_in(tmp_path) and server.asked == ["slow"]
-
-
-def test_progress_is_shown_on_a_terminal_and_nothing_elsewhere(server, tmp_path, monkeypatch):
+def test_progress_is_shown_on_a_terminal_and_nothing_elsewhere(mirrors, tmp_path, monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):
             return True
 
     for stream in (io.StringIO(), Terminal()):
         monkeypatch.setattr("sys.stderr", stream)
-        fetch(server.file("good"), tmp_path / str(stream.isatty()))
+        fetch(mirrors.file("good"), tmp_path / str(stream.isatty()))
         assert ("100%" in stream.getvalue()) is stream.isatty() is bool(stream.getvalue())
 
 
-def test_load_downloads_once_and_reads_the_folder_afterwards(server, tmp_path, monkeypatch):
-    server.content = tar_gz(cifar_binary(cifar_batches()))
-    file = server.file("missing", "good", sha256=hashlib.sha256(server.content).hexdigest())
-    monkeypatch.setattr(cifar, "CIFAR10", file._replace(name="cifar-10-binary.tar.gz"))
+def test_load_downloads_once_and_reads_the_folder_afterwards(mirrors, tmp_path, monkeypatch):
+    mirrors.content = tar_gz(cifar_binary(cifar_batches()))
+    monkeypatch.setattr(published, "CIFAR10", mirrors.file("missing", "good", name="cifar-10-binary.tar.gz"))
     first = datasets.load("cifar10", root=tmp_path)
     again = datasets.load("cifar10", root=tmp_path, download=False)
-    assert server.asked == ["missing", "good"]
+    assert mirrors.asked == ["missing", "good"]
     assert first.train.labels.tolist() == again.train.labels.tolist()
-    assert (tmp_path / "cifar10" / "cifar-10-binary.tar.gz").exists()

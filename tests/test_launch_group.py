@@ -128,23 +128,48 @@ def assert_nothing_is_left(script):
 
 
 @pytest.mark.parametrize("engine", BOTH)
-def test_every_process_has_its_log_and_its_prefix_in_the_live_view(run, engine):
+def test_every_process_has_its_log_and_its_prefix_and_nothing_is_left_or_heard_elsewhere(run, engine):
     failure, logs, shown = run(
         """
+        if len(sys.argv) > 1:
+            write(f"child{rank}")
+            time.sleep(1000)  # `run` looks for processes of this script
+        subprocess.Popen([sys.executable, "-S", __file__, "child"])
         print("out of", rank)
         print("trouble of", rank, file=sys.stderr)
-        sys.stdout.write("no end of line, \\N{snowman}")
+        inodes = set()
+        for folder in (f"/proc/{process}/fd" for process in (os.getpid(), os.getppid())):
+            for name in os.listdir(folder):
+                try:
+                    inodes.add(os.readlink(os.path.join(folder, name)))
+                except FileNotFoundError:  # closed meanwhile
+                    pass
+        for table in ("tcp", "tcp6"):
+            for line in open(f"/proc/net/{table}").read().splitlines()[1:]:
+                words = line.split()
+                if f"socket:[{words[9]}]" in inodes:
+                    print("at", words[1].split(":")[0])
+        print("in", os.environ.get("PMIX_SERVER_TMPDIR"))
+        wait_for(f"child{rank}")
+        sys.stdout.write("no end of line, \N{SNOWMAN}")
         """,
         engine,
         num_workers=3,
     )
     assert failure is None
     for rank in range(3):
-        assert sorted(logs[f"rank-{rank}"].splitlines()) == sorted(
-            [f"out of {rank}", f"trouble of {rank}", "no end of line, \N{SNOWMAN}"]
-        )
+        lines = logs[f"rank-{rank}"].splitlines()
+        [folder] = [line[3:] for line in lines if line.startswith("in ")]
+        assert {*lines} - {f"in {folder}"} == {
+            f"out of {rank}", f"trouble of {rank}", "no end of line, \N{SNOWMAN}",
+            "at 0100007F",  # 127.0.0.1, as the kernel writes it
+        }  # fmt: skip
         assert f"[{rank}] out of {rank}\n" in shown.out
         assert f"[{rank}] trouble of {rank}\n" in shown.err
+        if (
+            engine is not Bare
+        ):  # in the usual one, mpirun fails where a killed one of the same number has left its files
+            assert Path(folder).parent.name.startswith("gluon_parallel-") and not Path(folder).parent.exists()
 
 
 def test_a_signal_from_outside_to_an_agent_ends_all(run, monkeypatch):
@@ -160,46 +185,32 @@ def test_a_signal_from_outside_to_an_agent_ends_all(run, monkeypatch):
     assert failure.exit_code == 128 + signal.SIGTERM
 
 
-@needs_mpi
-def test_mpirun_has_a_folder_of_its_own_which_does_not_stay(run):
-    # In the usual one, it fails where a killed mpirun of the same process number has left its files.
-    failure, logs, _ = run("print(os.environ['PMIX_SERVER_TMPDIR'])", engines.ENGINES["mpi"], num_workers=1)
-    folder = Path(logs["rank-0"].strip()).parent
-    assert failure is None and folder.name.startswith("gluon_parallel-") and not folder.exists()
-
-
-def test_a_quiet_group_writes_its_logs_and_nothing_else(run):
-    failure, logs, shown = run("print('mine')", live=False)
-    assert failure is None
-    assert logs == {"rank-0": "mine\n", "rank-1": "mine\n"}
-    assert (shown.out, shown.err) == ("", "")
-
-
-FAULTS = {
-    "killed": ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL", 137),
-    "raises": ("raise ValueError('mine')", "ended with status 1", 1),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("engine", BOTH)
-def test_a_fault_of_one_rank_is_named_in_every_log_and_ends_the_group(run, engine, fault):
-    action, message, status = FAULTS[fault]
+def test_a_fault_of_one_rank_is_named_in_every_log_and_ends_all_wherever_they_have_gone(run, engine):
     failure, logs, shown = run(
-        f"""
-        write(f"ready{{rank}}")
-        wait_for("ready0", "ready1", "ready2")
+        """
+        if len(sys.argv) > 1:
+            if os.fork():
+                os._exit(0)  # the one who is left is an orphan in a session of its own
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            write(f"child{rank}")
+            time.sleep(1000)
+        subprocess.Popen([sys.executable, "-S", __file__, "child"], start_new_session=True)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        wait_for("child0", "child1", "child2")
         if rank == 1:
-            {action}
-        rest()
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(1000)
         """,
         engine,
         num_workers=3,
+        live=False,
+        grace=0.5,
     )
-    assert (failure.member, failure.exit_code) == ("rank 1", status)
-    assert message in failure.message and message in shown.err
+    assert (failure.member, failure.exit_code) == ("rank 1", 137)
+    assert "was killed by SIGKILL" in failure.message and "was killed by SIGKILL" in shown.err and shown.out == ""
     for rank in range(3):
-        assert "rank 1 (process" in logs[f"rank-{rank}"] and message in logs[f"rank-{rank}"]
+        assert "rank 1 (process" in logs[f"rank-{rank}"] and "was killed by SIGKILL" in logs[f"rank-{rank}"]
 
 
 def test_a_process_that_is_stopped_is_seen_to_be_so_and_goes_on_to_its_end_with_the_others(run, tmp_path):
@@ -246,42 +257,6 @@ def test_the_others_go_on_and_hear_whom_the_launcher_has_lost(run, lost):
     assert shown.err.count("2 of 3 processes go on without it") == 1
 
 
-@pytest.mark.parametrize("engine", BOTH)
-def test_children_of_children_are_ended_wherever_they_have_gone(run, engine):
-    failure, _, _ = run(
-        """
-        if len(sys.argv) > 1:
-            if os.fork():
-                os._exit(0)  # the one who is left is an orphan in a session of its own
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            write(f"child{rank}")
-            time.sleep(1000)
-        subprocess.Popen([sys.executable, "-S", __file__, "child"], start_new_session=True)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        wait_for("child0", "child1")
-        if rank:
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(1000)
-        """,
-        engine,
-        grace=0.5,
-    )  # `run` looks for processes of this script
-    assert failure.exit_code == 137
-
-
-def test_what_a_process_leaves_behind_when_it_is_done_is_ended_as_well(run):
-    failure, _, _ = run(
-        """
-        if len(sys.argv) > 1:
-            write(f"child{rank}")
-            time.sleep(1000)
-        subprocess.Popen([sys.executable, "-S", __file__, "child"])
-        wait_for(f"child{rank}")
-        """
-    )
-    assert failure is None
-
-
 def test_what_a_process_said_last_is_sent_however_late_its_agent_is(monkeypatch):
     reading, writing = os.pipe()
     os.write(writing, b"farewell\n")
@@ -295,25 +270,6 @@ def test_what_a_process_said_last_is_sent_however_late_its_agent_is(monkeypatch)
     watching._selector.close()
     os.close(reading)
     assert told == [{"stream": 1, "lines": ["farewell"]}]
-
-
-def test_a_process_that_ends_in_order_may_finish_its_work_when_another_fails(run):
-    failure, logs, _ = run(
-        """
-        def save(number, frame):
-            print("saved")
-            sys.exit(0)
-        signal.signal(signal.SIGTERM, save)
-        write(f"ready{rank}")
-        wait_for("ready0", "ready1")
-        if rank:
-            sys.exit(3)
-        rest()
-        """,
-        grace=60.0,
-    )
-    assert failure.exit_code == 3
-    assert "saved" in logs["rank-0"]
 
 
 def test_a_rank_whose_host_cannot_be_reached_is_named_with_what_the_remote_shell_said(run):
@@ -356,23 +312,6 @@ def test_processes_that_horovodrun_starts_are_watched_alike(run, monkeypatch, tm
     )  # it imports MXNet first, which takes seconds
     assert (failure.member, failure.exit_code) == ("rank 1", 5)
     assert "here" in logs["rank-0"] and "ended with status 5" in logs["rank-0"]
-
-
-def test_ctrl_c_asks_every_process_to_stop_and_leaves_none(run, tmp_path):
-    failure, logs, shown = run(
-        """
-        def stop(number, frame):
-            print("asked to stop")
-            sys.exit(130)
-        signal.signal(signal.SIGINT, stop)
-        write(f"ready{rank}")
-        rest()
-        """,
-        interrupts=Signals(signal.SIGINT, lambda _: all((tmp_path / f"ready{rank}").exists() for rank in range(2))),
-    )
-    assert (failure.member, failure.exit_code) == ("", 130)
-    assert all("asked to stop" in logs[f"rank-{rank}"] for rank in range(2))
-    assert "SIGINT: every process is asked to stop" in shown.err
 
 
 @pytest.mark.parametrize("asked", ["the launcher", pytest.param("mpirun and the launcher", marks=needs_mpi)])
@@ -443,28 +382,6 @@ def test_a_stranger_who_connects_without_the_token_takes_nobodys_place_and_the_p
     assert len(seen) == 1 and seen[0] not in listening(port[0])
 
 
-def test_agents_listen_and_answer_on_loopback_alone(run):
-    failure, logs, _ = run(
-        """
-        inodes = set()
-        for folder in (f"/proc/{process}/fd" for process in (os.getpid(), os.getppid())):
-            for name in os.listdir(folder):
-                try:
-                    inodes.add(os.readlink(os.path.join(folder, name)))
-                except FileNotFoundError:  # closed meanwhile
-                    pass
-        for table in ("tcp", "tcp6"):
-            for line in open(f"/proc/net/{table}").read().splitlines()[1:]:
-                words = line.split()
-                if f"socket:[{words[9]}]" in inodes:
-                    print(words[1].split(":")[0])
-        """
-    )
-    assert failure is None
-    for rank in range(2):
-        assert set(logs[f"rank-{rank}"].split()) == {"0100007F"}  # 127.0.0.1, as the kernel writes it
-
-
 def test_a_program_that_is_not_there_is_refused_with_its_rank(run):
     failure, _, _ = run("rest()", programs=[sys.executable, "nowhere"])
     assert failure.exit_code == 127
@@ -488,8 +405,7 @@ def test_nothing_outlives_a_launcher_that_is_killed(run, tmp_path):
 
 
 @needs_mpi
-@pytest.mark.parametrize("fault", FAULTS)
-def test_ranks_that_wait_inside_mpi_for_one_that_fails_are_ended(run, fault, tmp_path):
+def test_ranks_that_wait_inside_mpi_for_one_that_fails_are_ended(run):
     failure, logs, _ = run(
         f"""
         sys.path[:0] = {sys.path!r}
@@ -503,7 +419,7 @@ def test_ranks_that_wait_inside_mpi_for_one_that_fails_are_ended(run, fault, tmp
             write(f"together{{rank}}")
             wait_for("together0", "together1")
             if rank == 1:
-                {FAULTS[fault][0]}
+                raise ValueError('mine')
             MPI.COMM_WORLD.allreduce(rank)
 
         worker["run"](main)
@@ -514,4 +430,4 @@ def test_ranks_that_wait_inside_mpi_for_one_that_fails_are_ended(run, fault, tmp
     assert failure.member == "rank 1"
     for rank in range(2):
         assert "together 1" in logs[f"rank-{rank}"]
-        assert FAULTS[fault][1] in logs[f"rank-{rank}"]
+        assert "ended with status 1" in logs[f"rank-{rank}"]

@@ -1,9 +1,13 @@
 """GluonCV's metrics of boxes and masks over processes: what one process would say that has seen all images."""
 
+import json
+import sys
+
 import numpy as np
 import pytest
 from checks_group import Group, checks, each_check
 from detection_predictions import CLASSES, images
+from pictures_files import CATEGORIES, coco_box, write_coco
 from processes import MPIRUN, run_mpi, run_servers
 
 import gluon_parallel as gp
@@ -47,21 +51,102 @@ def test_equal_scores_for_everything_are_worth_no_more_than_their_share_of_right
     assert merged.get()[1][0] == pytest.approx(20 / 80 * 20 / 80, abs=0.03)  # precision times recall
 
 
-def test_metrics_that_have_seen_nothing_can_be_merged():
-    store = mx.kv.create("local")
-    boxes = gp.metrics.merge(VOCMApMetric(class_names=["a", "b"]), store)
-    assert not boxes._n_pos and not boxes._score
-    pixels = gp.metrics.merge(SegmentationMetric(3), store)
-    assert pixels.get() == (0, 0) and pixels.total_inter.shape == (3,)
-
-
-def test_a_metric_made_from_one_of_gluoncvs_is_merged_as_that_one():
+def test_a_metric_made_from_one_of_gluoncvs_is_merged_as_that_one_also_before_it_has_seen_anything():
     class Mine(SegmentationMetric):
         pass
 
-    metric = Mine(2)
-    metric.update(mx.nd.zeros((1, 2, 2)), mx.nd.array(np.arange(8).reshape(1, 2, 2, 2)))
-    before = metric.get()
-    assert gp.metrics.merge(metric, mx.kv.create("local")).get() == before
-    metric.update(mx.nd.zeros((1, 2, 2)), mx.nd.array(np.arange(8).reshape(1, 2, 2, 2)))
-    assert metric.total_label == 8
+    metric, store = Mine(2), mx.kv.create("local")
+    assert gp.metrics.merge(metric, store).get() == (0, 0) and metric.total_inter.shape == (2,)
+    for number in (1, 2):
+        metric.update(mx.nd.zeros((1, 2, 2)), mx.nd.array(np.arange(8).reshape(1, 2, 2, 2)))
+        before = metric.get()
+        assert gp.metrics.merge(metric, store).get() == before and metric.total_label == 4 * number
+    boxes = gp.metrics.merge(VOCMApMetric(class_names=["a", "b"]), store)
+    assert not boxes._n_pos and not boxes._score
+
+
+SIZES = {139: (40, 50), 7: (30, 60), 632: (48, 32)}
+BOXES = [
+    coco_box(1, 139, 90, (10.5, 11.25, 20.5, 8.75)),
+    coco_box(2, 7, 1, (0, 0, 60, 30)),
+    coco_box(3, 139, 18, (3, 4, 20, 30), iscrowd=1),
+    coco_box(4, 139, 1, (20.13, 5, 29.87, 34.99)),
+]
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Three images in COCO's format."""
+    write_coco(tmp_path, SIZES, BOXES)
+    return gp.datasets.coco.Detection(tmp_path, "val2017")
+
+
+class ThreeClasses(gluoncv.data.COCODetection):
+    CLASSES = [category["name"] for category in CATEGORIES]
+
+
+def predictions(data, rng, noise=2.0, more=3):
+    """Boxes near the true ones, and some anywhere; padded with -1: (1, N, 4), (1, N, 1), (1, N, 1) per image."""
+    for image, label in data:
+        height, width = image.shape[:2]
+        near = label[:, :4] + rng.normal(0, noise, (len(label), 4))
+        corner = rng.random((more, 2)) * [width / 2, height / 2]
+        boxes = np.concatenate([near, np.hstack([corner, corner + 8]), np.full((2, 4), -1)]).astype(np.float32)
+        labels = np.concatenate([label[:, 4], rng.integers(0, 3, more), [-1, -1]])
+        scores = np.round(rng.random(len(labels)), 1).astype(np.float32)  # of which some are equal
+        yield boxes[None], labels[None, :, None].astype(np.float32), scores[None, :, None]
+
+
+def test_average_precision_is_what_gluoncv_computes(data, tmp_path, rng, capsys):
+    reference = ThreeClasses(tmp_path, "instances_val2017", skip_empty=False)
+    theirs = gluoncv.utils.metrics.COCODetectionMetric(
+        reference, str(tmp_path / "found"), use_time=False, score_thresh=0
+    )
+    ours = gp.metrics.COCOMeanAP(data.annotations, data.category_ids)
+    for image_id, found in zip(data.image_ids, predictions(data, rng)):
+        theirs.update(*map(mx.nd.array, found))
+        ours.update([image_id], *map(mx.nd.array, found))
+    coco_eval = theirs._update()
+    coco_eval.summarize()
+    capsys.readouterr()
+    names, values = ours.get()
+    assert capsys.readouterr().out == ""  # it says nothing on its own
+    wanted = [value if value >= 0 else np.nan for value in coco_eval.stats]
+    assert names == list(gp.metrics.coco.NAMES)
+    assert np.allclose(values, wanted, equal_nan=True, atol=1e-9) and 0 < values[0] < 1
+
+
+def test_only_images_and_classes_asked_for_count_and_each_image_once_whatever_else_is_in_the_file(data, tmp_path):
+    content = json.loads(data.annotations.read_text())
+    broken = [{**coco_box(number, 139, 90, (1, 1, 5, 5)), "bbox": box} for number, box in enumerate([None, [1, 2]], 5)]
+    content["annotations"] += broken
+    for classes in (None, ("toothbrush",)):
+        data.annotations.write_text(json.dumps(content))
+        part = gp.datasets.coco.Detection(tmp_path, "val2017", classes)
+        metric = gp.metrics.COCOMeanAP(content if classes else part.annotations, part.category_ids)
+        assert all(np.isnan(value) for _, value in metric.get_name_value())
+        for image_id, (_, label) in [*zip(part.image_ids, part)] * 2:  # as a last batch that is filled up
+            label = label[label[:, 5] == 0]  # without crowds
+            metric.update([image_id], label[None, :, :4], label[None, :, 4], np.ones((1, len(label))))
+        values = dict(metric.get_name_value())
+        assert values["AP"] == pytest.approx(1) and values["AP50"] == pytest.approx(1) and np.isnan(values["AP large"])
+    metric = gp.metrics.COCOMeanAP(content, data.category_ids)
+    label = data[0][1]
+    metric.update([7], label[None, :, :4], label[None, :, 4], np.ones((1, 1)))
+    assert metric.get()[1][0] == pytest.approx(1)
+    metric.update([139], np.empty((1, 0, 4)), np.empty((1, 0)), np.empty((1, 0)))  # nothing is found there
+    # Of the person's two boxes one is found, at every precision: 51 of 101 recalls; of the toothbrush none.
+    assert metric.get()[1][0] == pytest.approx(51 / 101 / 2)
+    metric.reset()
+    assert np.isnan(metric.get()[1][0])
+
+
+def test_predictions_that_belong_to_nothing_and_a_missing_pycocotools_are_refused(data, monkeypatch):
+    metric = gp.metrics.COCOMeanAP(data.annotations, data.category_ids)
+    with pytest.raises(ValueError, match="image 8 is not in the annotations"):
+        metric.update([8], np.zeros((1, 1, 4)), np.zeros((1, 1)), np.ones((1, 1)))
+    with pytest.raises(ValueError, match="label 3 is none of 3 classes"):
+        metric.update([7], np.zeros((1, 1, 4)), np.full((1, 1), 3), np.ones((1, 1)))
+    monkeypatch.setitem(sys.modules, "pycocotools", None)  # Python's own way to say that a module is not there
+    with pytest.raises(ImportError, match=r"pip install pycocotools.*VOC07MApMetric"):
+        gp.metrics.COCOMeanAP(data.annotations, data.category_ids)

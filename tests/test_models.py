@@ -42,13 +42,10 @@ def test_lenet_computes_what_ten_lines_of_numpy_compute(rng, channels, size):
     np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_lenet_has_its_parameters_before_its_first_image():
+def test_lenet_has_its_parameters_before_its_first_image_which_must_not_be_too_small():
     net = gp.models.LeNet()
     shapes = [param.shape for param in net.collect_params().values()]
     assert shapes == [(20, 1, 3, 3), (20,), (50, 20, 5, 5), (50,), (128, 800), (128,), (10, 128), (10,)]
-
-
-def test_images_too_small_for_lenet_are_refused():
     with pytest.raises(ValueError, match=r"image_size is \(28, 13\), wanted at least \(14, 14\)"):
         gp.models.LeNet(image_size=(28, 13))
     gp.models.LeNet(image_size=(14, 14))

@@ -8,10 +8,9 @@ import pytest
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel import engine
+from gluon_parallel.allreduce import copy_sums
 
 DEVICES = [mx.cpu(0), mx.cpu(1)]
-SHAPES = [(3, 2), (5,), (), (0,), (0, 3), (2, 0)]
 
 
 def in_numpy_mode(function, *arguments, **options):
@@ -28,44 +27,26 @@ def copies(values, dtype="float32"):
 
 
 def assert_all(arrays, wanted):
-    mx.nd.waitall()
-    engine.check()
     for array in arrays:
-        assert type(array) is mx.np.ndarray
-        assert array.shape == np.shape(wanted)
+        assert type(array) is mx.np.ndarray and array.shape == np.shape(wanted)
         np.testing.assert_array_equal(array.asnumpy(), wanted)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("by_mxnet", [False, True])
+@pytest.mark.parametrize("shape", [(3, 2), (5,), (), (0,), (0, 3), (2, 0)])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32"])
-def test_arrays_of_any_shape_are_summed_and_copied_in_place(numpy_mode, shape, dtype):
+def test_arrays_of_any_shape_are_copied_summed_and_averaged_in_place(monkeypatch, numpy_mode, shape, dtype, by_mxnet):
+    if by_mxnet:
+        monkeypatch.setattr(copy_sums, "_is_memory", lambda arrays: False)
     arrays = copies([np.full(shape, 2), np.full(shape, 5)], dtype)
     gp.broadcast(arrays)
     assert_all(arrays, np.full(shape, 2))
     gp.allreduce(arrays)
     assert_all(arrays, np.full(shape, 4))
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_gradients_of_any_shape_are_averaged(numpy_mode, shape):
-    towers = [[array] for array in copies([np.full(shape, 1), np.full(shape, 4)])]
-    averages = gp.average_gradients(towers)
-    assert_all([grads[0] for grads in averages], np.full(shape, 2.5))
-    assert averages[0][0] is towers[0][0]
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("mode", [mx.np.ndarray, mx.nd.NDArray])
-def test_half_precision_is_added_in_float32_and_rounded_once(numpy_mode, mode, dtype):
-    dtype = gp.compat.array_types.BFLOAT16 if dtype == "bfloat16" else dtype
-    # 256 + 1 + 1 is 258 in both types; bfloat16 (and float16 at 2048) would round 256 + 1 back to 256 at each addition.
-    base = 256.0 if dtype is gp.compat.array_types.BFLOAT16 else 2048.0
-    values = [mx.nd.full((4, 3), value, mx.cpu(n)).astype(dtype) for n, value in enumerate((base, 1.0, 1.0))]
-    arrays = [value.as_np_ndarray() if mode is mx.np.ndarray else value for value in values]
-    gp.allreduce(arrays)
-    for array in arrays:
-        assert array.dtype == (dtype if dtype is gp.compat.array_types.BFLOAT16 else np.float16)
-        np.testing.assert_array_equal(gp.compat.array_types.as_legacy(array).astype("float32").asnumpy(), base + 2)
+    if dtype != "int32":
+        towers = [[array] for array in copies([np.full(shape, 1), np.full(shape, 4)], dtype)]
+        assert gp.average_gradients(towers)[0][0] is towers[0][0]
+        assert_all([grads[0] for grads in towers], np.full(shape, 2.5))
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -149,67 +130,64 @@ def train(sizes, *args, **kwargs):
     return [loss.asnumpy() for loss in losses], weights(net)
 
 
+OPERATORS = functools.partial(gp.nn.SyncBatchNorm, arithmetic="operators")
+
+
 @pytest.mark.filterwarnings("ignore:You are attempting to copy an array to itself")  # MXNet's Nadam, of no dimension
 @pytest.mark.parametrize("hybridize", [True, False])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"clip_global_norm": 0.05}, {"accumulate": 2}, {"optimizer": "nadam"}],
-    ids=["adam", "clipped", "accumulated", "nadam"],
+    [
+        {},
+        {"clip_global_norm": 0.05},
+        {"accumulate": 2},
+        {"optimizer": "nadam"},
+        {"optimizer": "sgd", "norm": OPERATORS},
+    ],
+    ids=["adam", "clipped", "accumulated", "nadam", "operators"],
 )
-def test_steps_are_those_of_mx_nd_arrays(hybridize, options):
+def test_steps_on_two_devices_are_those_of_mx_nd_arrays_and_those_on_one_device(hybridize, options):
     sizes = (7, 1, 4, 5)
-    expected_losses, expected = train(sizes, 2, hybridize, **options)
     losses, found = in_numpy_mode(train, sizes, 2, hybridize, **options)
-    # The operators are the same; np.mean and np.matmul may add in another order than nd.mean and nd.dot.
-    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
-    for name in expected:
-        np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
+    is_sgd = options.get("optimizer") == "sgd"  # other optimizers make roundings of small gradients larger
+    for expected_losses, expected in [train(sizes, 2, hybridize, **options)] + [
+        in_numpy_mode(train, sizes, 1, hybridize, **options) for _ in range(is_sgd)
+    ]:
+        # The operators are the same; np.mean and np.matmul may add in another order than nd.mean and nd.dot.
+        np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
+        for name in expected:
+            np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("hybridize", [True, False])
-@pytest.mark.parametrize("arithmetic", [None, "operators"])
-def test_two_devices_train_as_one(numpy_mode, hybridize, arithmetic):
-    norm = functools.partial(gp.nn.SyncBatchNorm, arithmetic=arithmetic)
-    one = train((6, 5, 2), 1, hybridize, norm, optimizer="sgd")
-    two = train((6, 5, 2), 2, hybridize, norm, optimizer="sgd")
-    np.testing.assert_allclose(two[0], one[0], rtol=1e-5)
-    for name in one[1]:
-        np.testing.assert_allclose(two[1][name], one[1][name], rtol=1e-4, atol=1e-5, err_msg=name)
+class Parts:
+    """The mean distance of the labels that are far from the outputs, and that of the others."""
+
+    parts = ("far", "near")
+
+    def __call__(self, y, label):
+        distance = mx.np.abs(y - label)
+        far = distance > 2
+        return [((distance * one).sum(), one.astype("float32").sum()) for one in (far, mx.np.logical_not(far))]
 
 
-def one_weight(loss, **options):
-    """A net of one weight, 1, and its step."""
+LOSSES = [
+    (lambda y, label: ((y - label) ** 2).mean().reshape(()), "mean", (1 + 4 + 36 + 81) / 4, 2 * (1 + 4 + 36 + 81) / 4),
+    (lambda y, label: ((y - label) ** 2).mean().reshape((1,)), "mean", 122 / 4, 2 * 122 / 4),
+    (Parts(), None, 7.5 + 1.5, 7.5 + 1.5),
+]
+
+
+@pytest.mark.parametrize(("loss", "reduction", "wanted", "gradient"), LOSSES)
+def test_losses_of_one_value_and_of_parts_count_all_samples_of_all_devices(
+    numpy_mode, loss, reduction, wanted, gradient
+):
     net = mx.gluon.nn.Dense(1, in_units=1, use_bias=False)
     net.initialize(mx.init.One(), ctx=DEVICES)
     trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
-    return net, gp.DataParallel(net, loss, trainer, **options)
-
-
-@pytest.mark.parametrize("shape", [(), (1,)])
-def test_a_single_value_is_the_mean_of_its_device(numpy_mode, shape):
-    values = [in_mode(np.array([[one], [two], [three]])) for one, two, three in ((1.0, 2.0, 6.0), (1.0, 1.0, 4.0))]
-    net, step = one_weight(lambda y, label: ((y - label) ** 2).mean().reshape(shape), reduction="mean")
-    assert step(*values).asnumpy() == pytest.approx((0 + 1 + 4) / 3)
-    gradient = 2 * np.mean([0 * 1, 1 * 2, 2 * 6])
-    assert net.weight.data(DEVICES[1]).asnumpy() == pytest.approx(1 - 0.5 * gradient, rel=1e-6)
-
-
-def test_a_loss_of_parts_divides_by_the_counts_of_all_devices(numpy_mode):
-    class Loss:
-        parts = ("far", "near")
-
-        def __call__(self, y, label):
-            distance = mx.np.abs(y - label)
-            far = distance > 2
-            near = mx.np.logical_not(far)
-            return [((distance * chosen).sum(), chosen.astype("float32").sum()) for chosen in (far, near)]
-
-    net, step = one_weight(Loss())
-    x = in_mode(np.array([[1.0], [2.0], [6.0], [9.0]], np.float32))
-    loss = step(x, in_mode(np.zeros((4, 1), np.float32)))
-    assert type(loss) is mx.np.ndarray
-    assert loss.asnumpy() == pytest.approx(7.5 + 1.5)
-    assert net.weight.data(DEVICES[0]).asnumpy() == pytest.approx(1 - 0.5 * (7.5 + 1.5))
+    step = gp.DataParallel(net, loss, trainer, reduction=reduction)
+    found = step(in_mode(np.array([[1.0], [2.0], [6.0], [9.0]])), in_mode(np.zeros((4, 1))))
+    assert type(found) is mx.np.ndarray and found.asnumpy() == pytest.approx(wanted)
+    assert net.weight.data(DEVICES[1]).asnumpy() == pytest.approx(1 - 0.5 * gradient)
 
 
 def test_evaluate_hands_mx_np_arrays_to_metrics_of_ones_own(numpy_mode):
@@ -234,35 +212,26 @@ def test_evaluate_hands_mx_np_arrays_to_metrics_of_ones_own(numpy_mode):
 
 
 @pytest.mark.parametrize("saved_in_numpy_mode", [True, False])
-def test_a_checkpoint_goes_from_one_mode_to_the_other(saved_in_numpy_mode, tmp_path):
+def test_a_checkpoint_goes_from_one_mode_to_the_other(saved_in_numpy_mode):
     def saved():
         net, trainer, step = make(2, True)
         for x, y in batches((5, 4)):
             step(in_mode(x), in_mode(y))
-        state = gp.checkpoint.state(net, trainer)
-        gp.archive.write(tmp_path / "state.npz", state.arrays, state.facts)
-        return gp.archive.read(tmp_path / "state.npz").arrays
+        return gp.checkpoint.state(net, trainer)
 
-    def restored():
+    def restored(archive):
         net, trainer, _ = make(1, True)
-        gp.checkpoint.restore(gp.archive.read(tmp_path / "state.npz"), net, trainer)
+        gp.checkpoint.restore(archive, net, trainer)
         return gp.checkpoint.state(net, trainer).arrays
 
-    def factor_of_one_value(archive):  # which has no dimension in NumPy mode and one in the other
-        return {name: array.reshape(-1) for name, array in archive.items()}
-
-    this, the_other = (in_numpy_mode, lambda function: function())[:: 1 if saved_in_numpy_mode else -1]
-    before, same = this(saved), this(restored)
-    for name, array in factor_of_one_value(before).items():
-        np.testing.assert_array_equal(factor_of_one_value(same)[name], array, err_msg=name)
-    # The other mode needs the factor in its own shape.
-    archive = gp.archive.read(tmp_path / "state.npz")
+    this, the_other = (in_numpy_mode, lambda function, *args: function(*args))[:: 1 if saved_in_numpy_mode else -1]
+    archive = this(saved)
+    # The factor of one value has no dimension in NumPy mode and one in the other.
     shape = (1,) if saved_in_numpy_mode else ()
     arrays = {name: array.reshape(shape) if "factor" in name else array for name, array in archive.arrays.items()}
-    gp.archive.write(tmp_path / "state.npz", arrays, archive.facts)
-    other = the_other(restored)
-    for name, array in factor_of_one_value(before).items():
-        np.testing.assert_array_equal(factor_of_one_value(other)[name], array, err_msg=name)
+    for found in (this(restored, archive), the_other(restored, gp.archive.Archive(arrays, archive.facts))):
+        for name, array in archive.arrays.items():
+            np.testing.assert_array_equal(found[name].reshape(-1), array.reshape(-1), err_msg=name)
 
 
 @pytest.mark.parametrize("hybridize", [True, False])
@@ -297,11 +266,8 @@ def test_replicas_are_compared_in_numpy_mode(numpy_mode):
         gp.check_replicas(net, None)
 
 
-def test_join_yields_batches_in_numpy_mode(numpy_mode):
+def test_join_and_a_loader_with_our_sampler_yield_mx_np_batches(numpy_mode):
     assert list(gp.sampler.join([1, 2], mx.kv.create("local"))) == [1, 2]
-
-
-def test_a_loader_with_our_sampler_yields_mx_np_batches(numpy_mode):
     dataset = mx.gluon.data.ArrayDataset(mx.np.arange(10).reshape((5, 2)), mx.np.arange(5))
     batches_of = gp.sampler.BatchSampler(5, 2, rank=1, num_workers=2)
     loader = mx.gluon.data.DataLoader(dataset, batch_sampler=batches_of)

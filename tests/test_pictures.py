@@ -28,13 +28,6 @@ def test_padding_and_unsure_predictions_are_left_out():
     assert predicted.scores.tolist() == [0.5]
 
 
-def test_an_image_without_boxes_is_a_row_like_any_other(tmp_path):
-    image = np.full((16, 20, 3), 90, np.uint8)
-    row = gp.pictures.boxes(image, np.zeros((0, 6)), np.zeros((0, 6)))
-    assert [panel.note for panel in row] == ["", "no objects", "nothing found"]
-    assert gp.pictures.sheet([row, row], tmp_path / "new" / "a.png", NAMES, "title").exists()
-
-
 def test_boxes_have_the_colours_of_their_classes_in_truth_and_prediction(tmp_path):
     image = np.full((64, 64, 3), 128, np.uint8)
     row = gp.pictures.boxes(image, np.array([[8, 20, 40, 50, 0]]), np.array([[8, 20, 40, 50, 1, 0.9]]))
@@ -49,17 +42,21 @@ def test_boxes_have_the_colours_of_their_classes_in_truth_and_prediction(tmp_pat
     assert counts[2][1] > 100 and counts[2][0] == 0
 
 
-def test_an_empty_prediction_says_that_nothing_was_found():
+def test_an_empty_truth_or_prediction_says_so_and_a_sheet_without_rows_is_refused(tmp_path):
     image, mask = np.zeros((8, 8, 3), np.uint8), np.eye(8, dtype=int)
     rows = [
         gp.pictures.boxes(image, np.array([[0, 0, 3, 3, 1]]), np.array([[0, 0, 3, 3, 1, 0.4]])),
         gp.pictures.masks(image, mask, 0 * mask),
+        gp.pictures.boxes(image, np.zeros((0, 6)), np.zeros((0, 6))),
     ]
-    for row in rows:
-        assert [panel.note for panel in row] == ["", "", "nothing found"]
+    notes = [[panel.note for panel in row] for row in rows]
+    assert notes == [["", "", "nothing found"]] * 2 + [["", "no objects", "nothing found"]]
     [text] = gp.pictures.draw(rows[:1]).axes[2].texts
     assert text.get_text() == "nothing found"
     assert not any(panel.note for panel in gp.pictures.masks(image, mask, mask))
+    assert gp.pictures.sheet([rows[2]] * 2, tmp_path / "new" / "a.png", NAMES, "title").exists()
+    with pytest.raises(ValueError, match="no rows for .*a.png"):
+        gp.pictures.sheet([], tmp_path / "a.png")
 
 
 def test_masks_have_the_colours_of_their_classes_and_grey_where_nothing_counts():
@@ -79,8 +76,3 @@ def test_a_mask_and_many_classes_are_drawn_with_a_legend(tmp_path):
     wide = read(gp.pictures.sheet(rows, tmp_path / "b.png", across=3))
     assert wide.shape[1] > 2.5 * narrow.shape[1]
     assert len({gp.pictures.colour(label) for label in range(100)}) == 100
-
-
-def test_a_sheet_without_rows_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="no rows for .*a.png"):
-        gp.pictures.sheet([], tmp_path / "a.png")

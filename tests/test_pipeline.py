@@ -27,9 +27,7 @@ def assert_trains_like(unsplit, pipe, net, loss=LOSS, batches=BATCHES):
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("order", ["gpipe", "1f1b"])
-@pytest.mark.parametrize(
-    ("num_stages", "num_micro_batches"), [(2, 1), (2, 5), (2, 8), (3, 2), (3, 4), (3, 7), (4, 3), (4, 6), (4, 8)]
-)
+@pytest.mark.parametrize(("num_stages", "num_micro_batches"), [(2, 1), (2, 8), (3, 2), (3, 7), (4, 6)])
 def test_steps_are_those_of_the_unsplit_net(unsplit, num_stages, num_micro_batches, order, recompute):
     net = layers()
     net.hybridize(active=num_micro_batches % 2 == 0)
@@ -181,13 +179,6 @@ def test_a_gradient_comes_back_through_an_input_that_is_passed_on():
     np.testing.assert_allclose(first.weight.grad().asnumpy(), wanted, **TOLERANCE)
 
 
-def with_dropout():
-    net = gluon.nn.HybridSequential()
-    for _ in range(3):
-        net.add(gluon.nn.Dense(6, in_units=6, activation="tanh"), gluon.nn.Dropout(0.5))
-    return set_weights(net)
-
-
 @pytest.mark.parametrize("order", ["gpipe", "1f1b"])
 def test_dropout_draws_the_same_numbers_when_it_is_recomputed(order):
     """The gradient of a sum of outputs that are linear in the last weights is a mean of what went forward."""
@@ -209,16 +200,18 @@ def test_dropout_draws_the_same_numbers_when_it_is_recomputed(order):
 
 def test_steps_follow_from_the_seed_with_dropout_and_recomputation():
     def train():
-        net = with_dropout()
-        pipe = gp.Pipeline(net, cpus(0, 1), 3, recompute=True)
+        net = gluon.nn.HybridSequential()
+        for _ in range(3):
+            net.add(gluon.nn.Dense(6, in_units=6, activation="tanh"), gluon.nn.Dropout(0.5))
+        pipe = gp.Pipeline(set_weights(net), cpus(0, 1), 3, recompute=True)
         trainer = trainer_of(pipe.collect_params())
         for step, (x, y) in enumerate(BATCHES):
             gp.reseed(3, 0, step)
             pipe.step(LOSS, trainer, x, y)
         return values(net)
 
-    first, second = train(), train()
-    for name, value in first.items():
+    second = train()
+    for name, value in train().items():
         np.testing.assert_array_equal(value, second[name])
 
 
@@ -232,12 +225,15 @@ def test_calling_the_pipeline_is_the_forward_pass(unsplit):
             np.testing.assert_allclose(gp.Pipeline(net, rows, 4)(x[:num]).asnumpy(), wanted[:num], **TOLERANCE)
 
 
-def test_shapes_may_follow_from_the_first_batch():
-    net = gluon.nn.HybridSequential()
-    net.add(gluon.nn.Dense(6, activation="tanh"), gluon.nn.Dense(6))
-    net.initialize()
-    pipe = gp.Pipeline([net[0], net[1]], [cpus(0, 1), cpus(2, 3)], 2)
+@pytest.mark.parametrize("calls_first", [False, True])
+def test_shapes_may_follow_from_the_first_batch(calls_first):
+    blocks = [gluon.nn.Dense(6, activation="tanh"), gluon.nn.Dense(6)]
+    for block in blocks:
+        block.initialize()
+    pipe = gp.Pipeline(blocks, [cpus(0, 1), cpus(2, 3)], 2)
     trainer = trainer_of(pipe.collect_params())
     x, y = (array.astype("float32") for array in batch(8))
+    if calls_first:
+        assert pipe(x).shape == (8, 6)
     losses = [pipe.step(LOSS, trainer, x, y).asscalar() for _ in range(3)]
     assert losses[2] < losses[0]

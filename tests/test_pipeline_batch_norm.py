@@ -155,21 +155,3 @@ def test_a_stage_with_sync_batch_norm_runs_all_micro_batches_in_one_pass_and_the
     assert sorted(task.stage for task in profile.passes[0]) == [0] * 2 + [1] * 6 + [2] * 6
     # In units of a third of a stage's time: 3, then 4 for the others' passes, and the same backward.
     assert "predicted 57%" in str(profile)
-
-
-@pytest.mark.parametrize("hybridize", [False, True])
-def test_constant_statistics_serve_all_micro_batches(hybridize):
-    nets = []
-    for _ in range(2):
-        net = gluon.nn.HybridSequential()
-        net.add(gluon.nn.Dense(6, in_units=6), SYNC(use_global_stats=True, in_channels=6))
-        net.add(gluon.nn.Dense(6, in_units=6))
-        nets.append(set_weights(net))
-    one, net = nets
-    if hybridize:
-        net.hybridize()
-    x, y = batch(8)
-    reference(one, LOSS, [(x, y)])
-    pipe = gp.Pipeline([net[0], net[1], net[2]], cpus(0, 1, 2), 4, order="gpipe")
-    pipe.step(LOSS, trainer_of(pipe.collect_params()), x, y)
-    assert_equal(net, one)

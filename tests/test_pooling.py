@@ -134,23 +134,6 @@ def test_convolutions_with_more_channels_train_to_the_same_numbers(rng, layers, 
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)  # sums of up to some 100
 
 
-def test_more_channels_change_nothing_in_double_precision(rng):
-    net, x = convolutions(20, sigmoid, nn.AvgPool2D, 50, nn.MaxPool2D), mx.sym.var("x")
-    graph, parameters = net(x), net.collect_params()
-    wide = rewrite(graph, {name: one.shape for name, one in parameters.items()})
-    assert wide.replaced == {FILLED: 2}
-    values = {name: one.data().astype("float64") for name, one in parameters.items()}
-    values["x"], head = nd.array(rng.normal(size=(3, 1, 16, 16)), dtype="float64"), nd.array([[1, 2, 3, 4]] * 3)
-    seen = []
-    for symbol in (graph, wide.symbol):
-        run = symbol.bind(mx.cpu(), values, {name: nd.zeros_like(value) for name, value in values.items()})
-        run.forward(is_train=True)
-        run.backward(head.astype("float64"))
-        seen.append([array.asnumpy() for array in (*run.outputs, *run.grad_arrays)])
-    for wanted, got in zip(*seen):
-        np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize(
     ("layers", "inputs", "found"),
     [
@@ -187,14 +170,3 @@ def test_weights_and_outputs_that_are_read_elsewhere_keep_their_channels():
         assert rewrite(mx.sym.Group([pooled, other]), shapes).replaced == {}
     means = mx.sym.Pooling(first, kernel=(1, 1), global_pool=True, pool_type="avg")
     assert rewrite(means, shapes).replaced == {"global average pooling": 1}
-
-
-def test_the_gradient_of_equal_pixels_goes_where_gluons_max_pooling_sends_it(rng):
-    head, seen = nd.array(rng.normal(size=(2, 4))), []
-    for net in (convolutions(20, nn.MaxPool2D), gp.nn.convert_for_cpu(convolutions(20, nn.MaxPool2D))):
-        net.hybridize()
-        x = nd.ones((2, 1, 16, 16))
-        x.attach_grad()
-        step(net, x, head)
-        seen.append(x.grad.asnumpy())
-    np.testing.assert_allclose(seen[1], seen[0], rtol=1e-4, atol=1e-5)

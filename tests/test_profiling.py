@@ -1,7 +1,6 @@
 """Profiles of tiny trainings in this process: steps are found, recorded in order, and add up."""
 
 import json
-import time
 import types
 
 import numpy as np
@@ -10,9 +9,8 @@ from profiling_nets import DEVICES, LOSS, batch, net_of, profiled, trainer_of
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.commands.profiling import analysis, observers, operators, parts
+from gluon_parallel.commands.profiling import analysis, operators, parts
 from gluon_parallel.commands.profiling.recording import Operator, Span
-from gluon_parallel.device_threads.thread import thread_of
 from mxnet import autograd, gluon
 
 
@@ -31,7 +29,7 @@ def trained(tmp_path_factory):
     return profile, folder
 
 
-def test_each_step_of_each_device_is_covered_by_pieces_in_order(trained):
+def test_each_step_of_each_device_is_covered_by_pieces_in_order_which_add_up(trained):
     (recording,) = trained[0].analysis.recordings
     assert recording.num_samples == 48
     for timeline, marks in zip(trained[0].analysis.timelines, recording.marks):
@@ -42,14 +40,9 @@ def test_each_step_of_each_device_is_covered_by_pieces_in_order(trained):
             assert [piece.begin for piece in step] == edges[:-1]
             assert edges[-1] == end
             assert edges == sorted(edges)
-
-
-def test_the_parts_add_up_to_the_step(trained):
-    for timeline in trained[0].analysis.timelines:
         together = sum(timeline.seconds(part) for part in parts.PARTS)
         assert together == pytest.approx(np.mean(timeline.durations()), rel=1e-9)
-        for part in (parts.FORWARD, parts.BACKWARD, parts.UPDATE):
-            assert timeline.seconds(part) > 0
+        assert all(timeline.seconds(part) > 0 for part in parts.COMPUTING)
 
 
 def test_each_step_goes_forward_backward_and_is_updated(trained):
@@ -77,16 +70,14 @@ def test_an_operator_goes_forward_while_gradients_that_need_no_values_are_there_
     names = ["Convolution", "CopyCPU2CPU", "_backward_mean", "squeeze", "Activation", "_mul_scalar", "mean",
              "_backward_Activation", "sum", "_backward_Convolution", "_backward_squeeze", "add_n",
              "Convolution"]  # fmt: skip
-    operators = [Operator(0, name, 10 * number, 10 * number + 9, 1) for number, name in enumerate(names)]
+    operators = [Operator(0, name, 10 * number, 10 * number + 9) for number, name in enumerate(names)]
     found = [part[0] for part in analysis._phases(operators, analysis._with_gradient(operators))]
     assert "".join(found) == "ffbffffbbbbuf"
 
 
 def test_an_operator_goes_forward_although_its_gradient_ran_before_the_step_began():
     def step(number, names):
-        return [
-            Operator(0, name, 100 * number + 10 * at, 100 * number + 10 * at + 9, 1) for at, name in enumerate(names)
-        ]
+        return [Operator(0, name, 100 * number + 10 * at, 100 * number + 10 * at + 9) for at, name in enumerate(names)]
 
     device = [0, 100, 200], "cpu(0)"
     first = step(0, ["Convolution", "_backward_mean", "mean", "_backward_Convolution", "sgd_update", "_backward_mean"])
@@ -113,7 +104,7 @@ def test_a_devices_operators_take_what_its_computing_takes(trained):
         assert timeline.seconds(*parts.COMPUTING) == pytest.approx(expected, rel=0.05)
 
 
-def test_the_passes_of_each_layer_are_recorded_with_what_they_wait_for(trained):
+def test_passes_reading_and_steps_are_recorded_with_what_they_wait_for(trained):
     (recording,) = trained[0].analysis.recordings
     assert len(recording.passes) == 3 * 2 * 2  # steps, directions, devices
     assert [layer.name for layer in trained[0].analysis.layers] == ["norm"]
@@ -124,32 +115,19 @@ def test_the_passes_of_each_layer_are_recorded_with_what_they_wait_for(trained):
     for first, second in together.values():
         assert {first.device, second.device} == {"cpu(0)", "cpu(1)"}
         assert first.complete == second.complete
-
-
-def test_reading_data_and_steps_alternate(trained):
-    (recording,) = trained[0].analysis.recordings
     assert [span.what for span in recording.spans][:6] == ["reading data", "step"] * 3
     assert all(one.end <= other.begin for one, other in zip(recording.spans, recording.spans[1:]))
-
-
-def test_launches_are_recorded_on_the_thread_of_each_device(trained):
-    (recording,) = trained[0].analysis.recordings
-    assert {span.what for span in recording.launches} >= {"cpu(0)", "cpu(1)"}
-    assert all(span.begin <= span.end for span in recording.launches)
 
 
 def test_the_trace_holds_every_operator_and_names_its_rows(trained):
     events = json.loads((trained[1] / "profile.json").read_text())["traceEvents"]
     (recording,) = trained[0].analysis.recordings
     rows = {one["args"]["name"] for one in events if one["ph"] == "M" and one["name"] == "thread_name"}
-    assert rows >= {"script", "cpu(0)", "cpu(1)", "cpu(1), launching", "cpu(1), SyncBatchNorm"}
+    assert rows >= {"script", "cpu(0)", "cpu(1)", "cpu(1), SyncBatchNorm"}
     for number in range(2):
         own = {one["tid"] for one in events if one["ph"] == "M" and one["args"].get("name") == f"cpu({number})"}
         slices = [one for one in events if one["ph"] == "X" and one["tid"] in own]
         assert [one["name"] for one in slices] == [one.name for one in recording.operators if one.device == number]
-        for row in own:  # what overlaps stands in several rows
-            times = [(one["ts"], one["ts"] + one["dur"]) for one in slices if one["tid"] == row]
-            assert all(end <= begin + 1e-3 for (_, end), (begin, _) in zip(times, times[1:]))
     assert all(one["ts"] >= 0 and one["dur"] >= 0 for one in events if one["ph"] == "X")
 
 
@@ -175,12 +153,11 @@ def test_a_hand_written_loop_is_profiled_by_its_trainer_steps(tmp_path):
     assert analysis.seconds(parts.SCRIPT) == 0  # between two trainer steps the loop launches
 
 
-def test_a_callback_that_notes_that_an_array_is_there_is_no_operator(tmp_path):
-    events = [
-        {"ph": ph, "name": name, "pid": 0, "tid": 7, "ts": ts}
-        for ts, (name, ph) in enumerate([("mean", "B"), ("mean", "E"), ("arrives", "B"), ("arrives", "E")])
-    ]
-    (tmp_path / "profile.json").write_text(json.dumps({"traceEvents": events}))
+@pytest.mark.parametrize("head", ['{"traceEvents": [', '{"traceEvents": [,', ","])  # of a process's later files
+def test_operators_are_read_without_our_bookkeeping_from_all_kinds_of_files(tmp_path, head):
+    marks = enumerate([("mean", "B"), ("mean", "E"), ("arrives", "B"), ("arrives", "E")])
+    events = [json.dumps({"ph": ph, "name": name, "pid": 0, "tid": 7, "ts": ts}) for ts, (name, ph) in marks]
+    (tmp_path / "profile.json").write_text(f"{head}{','.join(events)}]}}")
     assert [one.name for one in operators._read(tmp_path / "profile.json", DEVICES, 0)] == ["mean"]
 
 
@@ -245,32 +222,3 @@ def test_a_profile_ends_before_a_pipeline_measures_itself(tmp_path, pipeline_ste
         assert profile.analysis.num_steps == 2
         pipe.step(*arguments)
     assert profile.analysis.num_steps == 2
-
-
-def test_a_program_that_has_used_mxnets_profiler_before_is_profiled(tmp_path):
-    mx.profiler.set_config(filename=str(tmp_path / "own.json"))  # which writes continuously
-    mx.profiler.set_state("run")
-    mx.nd.ones(2).wait_to_read()
-    mx.profiler.set_state("stop")
-    mx.profiler.dump()
-    net = net_of()
-    parallel = gp.DataParallel(net, LOSS, trainer_of(net))
-    assert profiled(tmp_path, lambda: parallel.step(*batch())).analysis.num_steps == 3
-
-
-def test_launches_of_two_devices_at_the_same_time_are_kept_apart(monkeypatch):
-    threads, inside = [thread_of(device) for device in DEVICES], []
-
-    def span(*values):
-        if not inside:  # while the first span is made, the other device's thread notes one
-            inside.append(values)
-            threads[1](lambda: None)
-        return Span(*values)
-
-    monkeypatch.setattr(observers, "Span", span)
-    monkeypatch.setattr(observers, "_JOINED", 10**12)
-    with observers.recorded_launches() as spans:
-        threads[0](lambda: None)
-        begin = time.monotonic_ns()
-        threads[0](lambda: None)
-    assert {one.what: one.end > begin for one in spans} == {"cpu(0)": True, "cpu(1)": False}

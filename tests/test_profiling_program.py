@@ -15,45 +15,43 @@ import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.commands import profile as command
 from gluon_parallel.commands.cli import main as run
-from gluon_parallel.commands.profiling import cores
+from gluon_parallel.commands.profiling import observers
 from mxnet import gluon
 
 
-def test_nothing_is_watched_after_the_recorded_steps(tmp_path):
+@pytest.fixture
+def parallel():
     net = net_of()
-    parallel = gp.DataParallel(net, LOSS, trainer_of(net))
+    return gp.DataParallel(net, LOSS, trainer_of(net))
+
+
+def test_after_the_recorded_steps_the_loop_goes_on_and_nothing_is_watched(tmp_path, capsys, parallel):
+    originals = [vars(owner)[name] for owner, name in ((gp.DataParallel, "step"), (gluon.Trainer, "step"))]
     data = gluon.data.DataLoader(gluon.data.ArrayDataset(np.ones((64, 1, 12, 12), "float32"), np.zeros(64)), 8)
     with gp.profile(tmp_path, steps=2, skip=1) as profile:
         for x, y in data:
-            parallel.step(x, y)
+            parallel(x, y)  # by its second name
             if profile.analysis is not None:
                 assert not hasattr(gp.DataParallel.step, "__wrapped__")
     assert len(profile._reads) == 1 + 3  # of the iterator and the batches
-
-
-def test_the_loop_goes_on_and_methods_are_put_back(tmp_path, capsys):
-    originals = [vars(owner)[name] for owner, name in ((gp.DataParallel, "step"), (gluon.Trainer, "step"))]
-    net = net_of()
-    parallel = gp.DataParallel(net, LOSS, trainer_of(net))
-    profile = profiled(tmp_path, lambda: parallel(*batch()), num=7)  # by its second name
     assert capsys.readouterr().out.startswith(str(profile))
     assert mx.profiler.dumps() == ""  # it adds up nothing; with that on, MXNet joins no operators of a symbol
     assert [vars(owner)[name] for owner, name in ((gp.DataParallel, "step"), (gluon.Trainer, "step"))] == originals
     assert {path.name for path in tmp_path.iterdir()} == {"profile.html", "profile.json"}
 
 
-def test_a_loop_that_ends_early_is_profiled_as_far_as_it_went(tmp_path, capsys):
-    net = net_of()
-    parallel = gp.DataParallel(net, LOSS, trainer_of(net))
+def test_a_loop_that_ends_early_or_by_sys_exit_is_profiled_as_far_as_it_went(tmp_path, capsys, parallel):
     assert profiled(tmp_path, lambda: parallel.step(*batch()), num=3, steps=9).analysis.num_steps == 2
     assert profiled(tmp_path, lambda: parallel.step(*batch()), num=2, skip=3).analysis is None
     assert "nothing was profiled: 3 steps are skipped, and the loop made 2" in capsys.readouterr().err
+    with pytest.raises(SystemExit), gp.profile(tmp_path, skip=1) as profile:
+        for _ in range(3):
+            parallel.step(*batch())
+        sys.exit(0)
+    assert profile.analysis.num_steps == 2
 
 
-def test_processes_without_a_store_write_files_of_their_own(tmp_path, monkeypatch):
-    net = net_of()
-    parallel = gp.DataParallel(net, LOSS, trainer_of(net))
-
+def test_processes_without_a_store_write_files_of_their_own(tmp_path, monkeypatch, parallel):
     def written():
         before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
         profiled(tmp_path, lambda: parallel.step(*batch()))
@@ -74,10 +72,10 @@ def test_processes_without_a_store_write_files_of_their_own(tmp_path, monkeypatc
 
 def test_processes_that_this_one_starts_are_no_other_programs():
     code = "import time\nwhile time.process_time() < 0.6: pass\nprint(flush=True)\ninput()"
-    begin, own = cores.processor_seconds(), time.process_time()
+    begin, own = observers.processor_seconds(), time.process_time()
 
     def of_others():
-        return cores.processor_seconds() - begin - (time.process_time() - own)
+        return observers.processor_seconds() - begin - (time.process_time() - own)
 
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -89,24 +87,12 @@ def test_processes_that_this_one_starts_are_no_other_programs():
 
 
 def test_what_is_idle_is_not_known_in_a_container_with_a_limit(monkeypatch):
-    assert cores.idle_seconds() >= 0
-    monkeypatch.setattr(cores, "cpu_limit", lambda: 0.5)
-    assert math.isnan(cores.idle_seconds())
+    assert observers.idle_seconds() >= 0
+    monkeypatch.setattr(observers, "cpu_limit", lambda: 0.5)
+    assert math.isnan(observers.idle_seconds())
 
 
-def test_a_script_that_ends_by_sys_exit_is_profiled(tmp_path):
-    net = net_of()
-    parallel = gp.DataParallel(net, LOSS, trainer_of(net))
-    with pytest.raises(SystemExit), gp.profile(tmp_path, skip=1) as profile:
-        for _ in range(3):
-            parallel.step(*batch())
-        sys.exit(0)
-    assert profile.analysis.num_steps == 2
-
-
-def test_an_error_in_the_loop_passes_and_another_profile_can_follow(tmp_path):
-    net = net_of()
-    parallel = gp.DataParallel(net, LOSS, trainer_of(net))
+def test_an_error_in_the_loop_passes_and_another_profile_can_follow(tmp_path, parallel):
     with pytest.raises(ZeroDivisionError), gp.profile(tmp_path, steps=3, skip=1):
         for _ in range(2):
             parallel.step(*batch())
@@ -159,16 +145,13 @@ def test_a_device_that_mxnets_profiler_has_no_place_for_is_refused(tmp_path):
         parallel.step(mx.nd.ones((4, 3)), mx.nd.ones((4, 1)))
 
 
-def test_the_command_refuses_senseless_numbers_and_scripts_that_cannot_be_read(capsys, tmp_path):
+def test_the_command_refuses_senseless_numbers_and_files_before_the_script_runs(capsys, tmp_path):
     before = dict(os.environ)
     assert run(["profile", "--skip", "0", "train.py"]) == 2
     assert capsys.readouterr().err == "gluon-parallel profile: steps=20, skip=0; both are whole numbers of at least 1\n"
     assert run(["profile", "--folder", str(tmp_path), "missing.py"]) == 2
     assert "'missing.py' cannot be read" in capsys.readouterr().err
     assert dict(os.environ) == before
-
-
-def test_a_folder_that_cannot_be_written_to_is_refused_before_the_script_runs(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert run(["profile", "--folder", str(tmp_path / "file"), "script.py"]) == 2
     assert f"--folder {tmp_path / 'file'} cannot be written to: File exists" in capsys.readouterr().err

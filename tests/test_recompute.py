@@ -222,12 +222,3 @@ def test_a_recomputed_net_takes_the_memory_of_its_inputs_and_one_part(tmp_path):
     plain, mirror, recompute, formula = megabytes(tmp_path, *words)
     assert recompute < 0.6 * min(plain, mirror), (plain, mirror, recompute)
     assert recompute < 1.2 * formula, (recompute, formula)  # resident memory has pages of its own
-
-
-# Temporary buffers are most of it, as large as weights: it took 55 to 59 MB, the formula said 51 to 54, and with four
-# buffers instead of one for the thread of recomputed blocks it took 105 MB. They take turns, and grow unevenly.
-@pytest.mark.slow
-def test_a_recomputed_net_takes_one_temporary_buffer_for_its_parts(tmp_path):
-    words = "--image-size 64 --batch-size 4 --steps 2 --others".split()
-    _, _, recompute, formula = megabytes(tmp_path, *words)
-    assert recompute < 1.05 * formula + 12, (recompute, formula)

@@ -11,6 +11,7 @@ import pytest
 import gluon_parallel as gp
 from gluon_parallel.errors import CheckpointError, ConfigError, NotFinite, OutputUnavailable
 from gluon_parallel.training import run as runs
+from gluon_parallel.training.report import curves, header, line
 from gluon_parallel.training.run import Run, find, number
 
 ROWS = [
@@ -40,7 +41,7 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_every_run_gets_the_next_number_and_nothing_is_overwritten(tmp_path):
+def test_every_run_gets_the_next_number_and_nothing_is_overwritten(tmp_path, monkeypatch):
     parent = tmp_path / "runs" / "lenet"
     first = number(parent)
     (first / "metrics.jsonl").write_text("precious")
@@ -51,15 +52,8 @@ def test_every_run_gets_the_next_number_and_nothing_is_overwritten(tmp_path):
     run.log(epoch=1, loss=0.5)
     assert run.folder.name == "10" and number(parent).name == "11"
     assert first.name == "1" and (first / "metrics.jsonl").read_text() == "precious"
-
-
-def test_a_folder_that_another_run_makes_at_the_same_moment_is_left_to_it(tmp_path, monkeypatch):
-    (tmp_path / "1").mkdir()
-    monkeypatch.setattr(runs, "_numbered", lambda parent: [])
-    assert number(tmp_path).name == "2"
-
-
-def test_an_output_folder_that_cannot_be_made_is_named(tmp_path):
+    monkeypatch.setattr(runs, "_numbered", lambda parent: [])  # others make folders at the same moment
+    assert number(parent).name == "2"
     (tmp_path / "file").write_text("")
     for make, other in ((number, "--output FOLDER"), (lambda folder: Run(folder).begin(), r"gp.Run\(folder\)")):
         with pytest.raises(OutputUnavailable, match=f"file/sub cannot be written to: .*Choose another: {other}"):
@@ -115,26 +109,20 @@ def test_of_several_processes_the_first_one_alone_writes_and_prints(tmp_path, ca
     assert not (tmp_path / "other").exists() and capsys.readouterr().out == ""
 
 
-def test_the_table_shows_a_line_per_epoch_under_one_header_with_or_without_a_folder(tmp_path, capsys):
+def test_the_table_shows_a_line_per_epoch_and_metrics_hold_it_to_the_last_bit(tmp_path, capsys):
+    rows = [{**row, "loss": row["loss"] / 3} for row in ROWS]
     for folder in (tmp_path, None):
-        logged(folder)
+        logged(folder, rows)
         shown = capsys.readouterr().out.splitlines()
         assert shown[0].split() == ["epoch", "loss", "train", "acc", "test", "acc", "samples/s"]
-        assert shown[3].split() == ["3", "0.0300", "100.00%", "97.50%", "2,346"]
+        assert shown[3].split() == ["3", "0.0100", "100.00%", "97.50%", "2,346"]
         assert len(shown) == 4 and len({len(line) for line in shown}) == 1
-
-
-def test_a_column_that_only_some_epochs_have_gets_its_title_with_the_first_of_them(capsys):
+    assert lines(tmp_path / "metrics.jsonl") == rows
+    # A column that only some epochs have gets its title with the first of them.
     logged(None, [{"epoch": i, "loss": 1.0, **({"map": 0.5} if i % 2 == 0 else {})} for i in range(1, 6)])
     shown = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert shown[0] == ["epoch", "loss"] and shown[2] == ["epoch", "loss", "mAP"]
     assert [row[0] for row in shown] == ["epoch", "1", "epoch", "2", "3", "4", "5"]
-
-
-def test_metrics_hold_every_epoch_to_the_last_bit(tmp_path):
-    rows = [{**row, "loss": row["loss"] / 3} for row in ROWS]
-    logged(tmp_path, rows)
-    assert lines(tmp_path / "metrics.jsonl") == rows
 
 
 def test_a_continued_run_keeps_the_epochs_that_a_checkpoint_has_and_drops_later_ones(tmp_path, capsys):
@@ -164,18 +152,14 @@ def test_a_last_line_that_a_crash_cut_off_does_not_count_and_without_a_checkpoin
     assert run.rows == [] and path.read_text() == ""
 
 
-def test_the_curves_are_drawn_into_the_folder(tmp_path):
-    content = logged(tmp_path).finish().read_bytes()
+@pytest.mark.parametrize("rows", [ROWS, [], [{"epoch": 1, "loss": math.nan}], [{"epoch": 1, "loss": 0.0}]])
+def test_the_curves_are_drawn_into_the_folder_also_of_few_or_strange_rows(tmp_path, rows):
+    content = logged(tmp_path, rows).finish().read_bytes()
     width, height = struct.unpack(">II", content[16:24])
     assert content.startswith(b"\x89PNG") and width > 1000 and height > 400 and "curves.png" in names(tmp_path)
 
 
-@pytest.mark.parametrize("rows", [[], ROWS[:1], [{"epoch": 1, "loss": math.nan}], [{"epoch": 1, "loss": 0.0}]])
-def test_few_or_strange_rows_can_be_drawn_too(tmp_path, rows):
-    assert logged(tmp_path, rows).finish().stat().st_size > 1000
-
-
-def test_tensorboard_files_are_written_on_request_only(tmp_path, monkeypatch):
+def test_tensorboard_files_are_written_on_request_or_refused_with_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setenv("CRC32C_SW_MODE", "auto")  # tensorboardX sets it when it is imported
     pytest.importorskip("tensorboardX", reason="an extra of its own; install gluon-parallel[tensorboard]")
     logged(tmp_path / "without")
@@ -184,9 +168,37 @@ def test_tensorboard_files_are_written_on_request_only(tmp_path, monkeypatch):
     (events,) = (tmp_path / "with" / "tensorboard").iterdir()
     content = events.read_bytes()
     assert content.count(b"test_accuracy") == 3 and struct.pack("<f", 0.975) in content
-
-
-def test_without_tensorboardx_the_request_is_refused_with_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with pytest.raises(ConfigError, match=r"pip install 'tensorboardX.*metrics\.jsonl has the same numbers"):
         Run(tmp_path, tensorboard=True).begin()
+
+
+# ---- curves and columns, also of metrics that nobody has named before ------------------------------------------------
+
+
+def test_the_picture_has_every_curve():
+    loss, accuracy = curves(ROWS, "LeNet").axes
+    assert [list(line.get_ydata()) for line in loss.lines] == [[2.0, 0.5, 0.03]]
+    assert {line.get_label(): list(line.get_ydata()) for line in accuracy.lines} == {
+        "train": [0.4, 0.9, 1.0],
+        "test": [0.35, 0.85, 0.975],
+    }
+    assert (loss.get_yscale(), accuracy.get_yscale()) == ("log", "linear")
+
+
+def test_metrics_of_a_scripts_own_get_columns_and_curves_and_parts_of_a_loss_only_curves():
+    rows = [{"epoch": 1, "loss": 2.0, "test_loss": 2.5, "f1_score": 0.25, "perplexity": 12.5, "loss_box": 1.0}]
+    assert header(rows[0]).split() == ["epoch", "loss", "test", "loss", "f1", "score", "perplexity"]
+    assert line(rows[0]).split() == ["1", "2.0000", "2.5", "0.25", "12.5"]
+    loss, accuracy = curves(rows, "own").axes
+    assert [line.get_label() for line in loss.lines] == ["loss box", "test loss", "sum of the parts"]
+    assert [list(line.get_ydata()) for line in accuracy.lines] == [[0.25]]  # the perplexity is no share
+
+
+def test_a_loss_beside_its_parts_is_named_their_sum_and_no_curve_lies_under_the_legend():
+    rows = [{"epoch": epoch, "loss": 3 / epoch, "loss_rpn_box": 1 / epoch, "map": 0.1 * epoch} for epoch in (1, 2)]
+    figure = curves(rows, "detection")
+    figure.draw_without_rendering()
+    loss, _ = figure.axes
+    assert [text.get_text() for text in loss.get_legend().get_texts()] == ["sum of the parts", "proposals' boxes"]
+    assert not loss.get_legend().get_window_extent().overlaps(loss.get_window_extent())

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 import gluon_parallel as gp
 from gluon_parallel import engine
-from mxnet import gluon, nd
 
 pytestmark = pytest.mark.arithmetic
 
@@ -58,13 +57,6 @@ def test_every_epoch_has_another_order_that_the_seed_decides():
     epochs = [list(first) for _ in range(3)]
     assert epochs == [list(again) for _ in range(3)]
     assert epochs[0] != epochs[1] != epochs[2] and list(other) != epochs[0]
-
-
-def test_gluons_loader_takes_it():
-    sampler = gp.sampler.BatchSampler(7, 2, rank=1, num_workers=2)
-    loader = gluon.data.DataLoader(gluon.data.ArrayDataset(nd.arange(7)), batch_sampler=sampler)
-    assert [batch.asnumpy().tolist() for batch in loader] == [[2, 3], [5, 6]]
-    assert len(loader) == 2
 
 
 @pytest.mark.parametrize(

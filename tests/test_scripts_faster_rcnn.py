@@ -139,14 +139,6 @@ def test_boxes_that_are_found_in_resized_images_of_coco_are_measured_in_their_ow
         assert score == pytest.approx(1) and len(pictures) == 4
 
 
-def test_without_pycocotools_coco_is_refused_before_training(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pycocotools", None)  # Python's own way to say that a module is not there
-    monkeypatch.setattr(gp.DataParallel, "__call__", lambda *_: pytest.fail("it has begun to train"))
-    with pytest.raises(ImportError, match="pip install pycocotools"):
-        run(tmp_path / "coco", *coco(tmp_path / "coco"))
-    assert not Path("runs/faster_rcnn/smoke/1").exists()
-
-
 @pytest.mark.slow
 @needs_mpi
 @pytest.mark.parametrize("batch_size", ["4", "2"])  # 14 images: a last batch of two, one per process; or none

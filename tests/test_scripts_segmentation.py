@@ -140,17 +140,14 @@ def test_a_run_that_is_interrupted_and_resumed_ends_with_the_same_bits(run, monk
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_config_is_complete_and_names_what_there_is(path):
+def test_every_config_is_complete_and_those_that_are_compared_differ_in_the_norm_alone(path):
     config = gp.config.parse(SCRIPT.Config, path, [])
     assert config.dataset in gp.datasets.segmentation.NAMES and config.model in ("small", *SCRIPT.ZOO)
     assert config.size % 16 == 0 and config.norm == ("batch_norm" if path.stem == "bn" else "sync_batch_norm")
-
-
-def test_the_configs_that_are_compared_differ_in_the_norm_alone_and_have_two_images_per_device():
-    batch, sync = (gp.config.parse(SCRIPT.Config, CONFIGS / name, []) for name in COMPARISON.CONFIGS.values())
-    assert (batch.norm, sync.norm) == ("batch_norm", "sync_batch_norm")
-    assert dataclasses.replace(batch, norm="sync_batch_norm", config=sync.config) == sync
-    assert sync.batch_size == 2 * len(gp.devices(sync.devices))
+    if path.name in COMPARISON.CONFIGS.values():
+        sync = gp.config.parse(SCRIPT.Config, CONFIGS / "sync_bn.yaml", [])
+        assert dataclasses.replace(config, norm="sync_batch_norm", config=sync.config) == sync
+        assert config.batch_size == 2 * len(gp.devices(config.devices))
 
 
 def test_norms_are_compared_seed_by_seed_with_a_table_and_a_figure(tmp_path, monkeypatch, capsys):
@@ -171,13 +168,6 @@ def test_norms_are_compared_seed_by_seed_with_a_table_and_a_figure(tmp_path, mon
     assert re.search(r"^SyncBatchNorm +mIoU +61.0% ", out, re.M)
     assert (tmp_path / "norms/1/norms.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((tmp_path / "norms/1/norms.json").read_text())["SyncBatchNorm"]["4"] == [0.1, 0.64]
-
-
-@pytest.mark.slow
-def test_the_comparison_reads_what_the_training_script_tells(scenes, tmp_path):
-    flags = ["--config", str(CONFIGS / "smoke.yaml"), "--data_root", str(scenes), "--num_train", "17"]
-    [miou] = COMPARISON.train("bn.yaml", 3, tmp_path / "bn", flags)
-    assert miou == rows(tmp_path / "bn/1")[-1]["miou"]
 
 
 @pytest.mark.parametrize("model", ["fcn", "pspnet", "deeplab"])

@@ -17,18 +17,13 @@ def build(**options):
 
 
 @pytest.mark.parametrize("aux", [False, True])
-@pytest.mark.parametrize("hybridize", [False, True])
-def test_every_output_has_the_classes_of_every_pixel(aux, hybridize):
-    net = build(aux=aux)
-    if hybridize:
-        net.hybridize()
-    outputs = net(mx.nd.zeros((2, 3, 32, 48)))
-    assert [output.shape for output in outputs] == [(2, 5, 32, 48)] * (1 + aux)
-
-
-def test_hybridized_or_not_it_computes_the_same(rng):
-    net, images = build(aux=True), mx.nd.array(rng.normal(size=(2, 3, 32, 32)))
+def test_every_output_has_the_classes_of_every_pixel_hybridized_or_not(rng, aux):
+    net, images = build(aux=aux), mx.nd.array(rng.normal(size=(2, 3, 32, 48)))
+    parameters = net.collect_params()  # which it has before its first image, under names of their own
+    assert all(np.prod(parameter.shape) > 0 and parameter.data().size for parameter in parameters.values())
+    assert len(set(parameters)) == len(list(parameters.values()))
     wanted = [output.asnumpy() for output in net(images)]
+    assert [output.shape for output in wanted] == [(2, 5, 32, 48)] * (1 + aux)
     net.hybridize()
     for one, other in zip(net(images), wanted):
         np.testing.assert_allclose(one.asnumpy(), other, rtol=1e-4, atol=1e-5)  # other sums of float32
@@ -43,12 +38,6 @@ def test_what_moves_by_sixteen_pixels_moves_in_the_output_too(rng):
     inner = slice(64, 128)  # far from the borders, which do not move
     np.testing.assert_allclose(other[:, :, inner, 80:128], one[:, :, inner, 64:112], rtol=1e-4, atol=1e-5)
     assert np.ptp(one[:, 0, inner, inner]) > 1e-3  # and there is something to be seen
-
-
-def test_it_has_its_weights_before_its_first_image_under_names_of_their_own():
-    parameters = build(aux=True).collect_params()
-    assert all(np.prod(parameter.shape) > 0 and parameter.data().size for parameter in parameters.values())
-    assert len(set(parameters)) == len(list(parameters.values()))
 
 
 def follow(devices, batches):
@@ -91,8 +80,4 @@ def test_its_norm_layers_are_those_it_is_told_to_have():
         made.apply(lambda block: blocks.append(block) if isinstance(block, gluon.nn.BatchNorm) else None)
     assert len(found) == len(plain) and {type(block) for block in found} == {gp.nn.SyncBatchNorm}
     assert {block._kwargs["momentum"] for block in found} == {0.7}
-
-
-def test_with_a_store_of_one_process_its_norm_layers_exchange_nothing():
-    net = build(norm_layer=gp.nn.SyncBatchNorm, norm_kwargs={"kvstore": mx.kv.create("local")})
-    assert not net.stages[0][0][1].sync_group.spans_processes
+    assert not any(block.sync_group.spans_processes for block in found)  # with a store of one process

@@ -9,7 +9,7 @@ from batch_norm_waiting import wait_for
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel import nn
+from gluon_parallel import native, nn
 from gluon_parallel.nn.sync_batch_norm.operator import _states
 
 pytestmark = pytest.mark.arithmetic
@@ -22,10 +22,20 @@ HYBRIDIZE = {
     "static_alloc": {"static_alloc": True},
     "static_shape": {"static_alloc": True, "static_shape": True},
 }
-SIZES = [(4, 4), (6, 2), (1, 7), (5, 3, 1), (1, 1)]
+SIZES = [(5,), (4, 4), (6, 2), (1, 7), (5, 3, 1)]
 # Relative to the largest value; the arithmetic around float64 sums is the input's own: 2**-24, and 2**-11 for float16.
 TOLERANCE = {"float64": 1e-12, "float32": 3e-6, "float16": 3e-3}
 ARITHMETIC = {"memory": None, "operators": "operators"}  # (float16 is computed with operators in any case)
+PROCESSORS = "baseline", "avx2", "avx512"  # on memory, each has kernels of its own
+EVERY_KERNEL = [*ARITHMETIC, *PROCESSORS[: native.function("gp_best_processor", 0)()]]
+
+
+@pytest.fixture
+def arithmetic(request, monkeypatch):
+    """How the layers of a test compute, also by the kernels for another processor."""
+    if request.param in PROCESSORS:
+        monkeypatch.setenv("GLUON_PARALLEL_PROCESSOR", request.param)
+    return request.param if request.param in ARITHMETIC else "memory"
 
 
 def layer(devices, rng, channels, arithmetic="memory", dtype="float32", hybridize=None, **kwargs):
@@ -91,7 +101,7 @@ def test_one_thread_per_device(rng, sizes):
     check(layer(devices, rng, 3), threads, devices, rng, sizes, (3, 4, 5))
 
 
-@pytest.mark.parametrize("arithmetic", ARITHMETIC)
+@pytest.mark.parametrize("arithmetic", EVERY_KERNEL, indirect=True)
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(
     ("shape", "axis"),
@@ -106,18 +116,37 @@ def test_any_layout_of_2_to_5_dimensions_in_every_precision(rng, shape, axis, dt
         check(net, joint, devices, rng, (6, 2), shape, dtype, axis=axis)
 
 
-@pytest.mark.parametrize("arithmetic", ARITHMETIC)
+LONG = {"scale": 30.0, "slack": 40}  # many roundings: of 81,009 values in pieces, or by MXNet's gradient one by one
+
+
+@pytest.mark.parametrize("arithmetic", EVERY_KERNEL, indirect=True)
 @pytest.mark.parametrize(
-    ("dtype", "offset"), [("float32", 1e3), ("float32", 1e6), ("float64", 1e3), ("float64", 1e6), ("float16", 100)]
+    ("sizes", "shape", "options", "batch"),
+    [
+        *[
+            ((6, 2), shape, {}, {"dtype": dtype, "offset": offset})  # a large mean costs no digit of the variance
+            for shape in ((3, 4, 5), (3,))
+            for dtype, offset in (("float32", 1e3), ("float32", 1e6), ("float64", 1e6), ("float16", 100))
+        ],
+        ((5, 3, 1), (2, 9001), {}, LONG),  # long rows are summed in pieces that combine
+        ((1, 5, 3), (9001, 2), {"axis": 2}, {**LONG, "axis": 2}),
+        ((3, 2), (3, 4), {"momentum": 0.5, "epsilon": 0.1, "scale": False, "center": False}, {}),
+        *[((6, 2), (3, 4), {"kvstore": store}, {"offset": 1e3}) for store in ("local", "device")],  # of one process
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("shape", [(3, 4, 5), (3,)], ids=str)
-def test_a_large_mean_costs_no_digit_of_the_variance(rng, shape, dtype, offset, arithmetic):
-    devices = gp.devices("cpu:2")
-    net = layer(devices, rng, 3, arithmetic, dtype)
-    check(net, joint, devices, rng, (6, 2), shape, dtype, offset=offset)
+def test_values_of_every_kind_and_settings_of_every_kind_are_those_of_one_batch(
+    rng, sizes, shape, options, batch, arithmetic
+):
+    devices = gp.devices(f"cpu:{len(sizes)}")
+    channels = shape[options.get("axis", 1) - 1]
+    for hybridize in (None, {"static_alloc": True}):
+        net = layer(devices, rng, channels, arithmetic, batch.get("dtype", "float32"), hybridize, **options)
+        check(net, joint, devices, rng, sizes, shape, **batch)
+        assert (net.gamma.grad_req == net.beta.grad_req == "null") == ("scale" in options)
 
 
-@pytest.mark.parametrize("arithmetic", ARITHMETIC)
+@pytest.mark.parametrize("arithmetic", EVERY_KERNEL, indirect=True)
 def test_a_constant_channel_becomes_beta_and_only_its_scale_has_no_gradient(rng, arithmetic):
     devices = gp.devices("cpu:2")
     net = layer(devices, rng, 3, arithmetic)
@@ -132,55 +161,27 @@ def test_a_constant_channel_becomes_beta_and_only_its_scale_has_no_gradient(rng,
     assert (summed(net.gamma) == 0).all()
 
 
-@pytest.mark.parametrize("arithmetic", ARITHMETIC)
-@pytest.mark.parametrize("sizes", list(itertools.permutations((5, 3, 1)))[:3], ids=str)
-def test_long_rows_are_summed_in_pieces_that_combine(rng, sizes, arithmetic):
-    devices = gp.devices("cpu:3")
-    for shape, axis in (((2, 9001), 1), ((9001, 2), 2)):
-        net = layer(devices, rng, 2, arithmetic, axis=axis)
-        # Many roundings: of 81,009 values in pieces, or by MXNet's gradient of BatchNorm one after the other.
-        slack = 40 if arithmetic == "operators" else 10
-        check(net, joint, devices, rng, sizes, shape, axis=axis, scale=30.0, slack=slack)
-
-
-def test_arguments_mean_what_they_mean_in_batch_norm(rng):
-    devices = gp.devices("cpu:2")
-    net = layer(devices, rng, 3, momentum=0.5, epsilon=0.1, scale=False, center=False)
-    check(net, joint, devices, rng, (3, 2), (3, 4))
-    assert net.gamma.grad_req == net.beta.grad_req == "null"
-
-
 @pytest.mark.parametrize("hybridize", HYBRIDIZE)
-@pytest.mark.parametrize("arithmetic", ARITHMETIC)
-def test_gradients_add_up_where_asked_to(rng, hybridize, arithmetic):
+@pytest.mark.parametrize("arithmetic", EVERY_KERNEL, indirect=True)
+@pytest.mark.parametrize("request_", ["add", "null"])
+def test_gradients_add_up_or_are_left_out_where_asked_to(rng, request_, hybridize, arithmetic):
     devices = gp.devices("cpu:2")
     net = layer(devices, rng, 3, arithmetic, hybridize=HYBRIDIZE[hybridize])
     net.collect_params().setattr("grad_req", "add")
     x, heads = shards(rng, (3, 2)), shards(rng, (3, 2))
     xs = on(devices, x, grad=False)
-    for array in xs:
+    for array in xs if request_ == "add" else ():
         array.attach_grad(grad_req="add")
+    net.gamma.grad_req = request_
     for _ in range(3):
-        joint(net, xs, on(devices, heads, grad=False))
+        ys = joint(net, xs, on(devices, heads, grad=False))
     gamma, beta = (p.data(devices[0]).asnumpy() for p in (net.gamma, net.beta))
-    _, dx, dgamma, dbeta, _, _ = reference(x, heads, gamma, beta)
-    close(np.concatenate([a.grad.asnumpy() for a in xs]), 3 * np.concatenate(dx), 3e-6)
-    close(summed(net.gamma), 3 * dgamma, 3e-6)
-    close(summed(net.beta), 3 * dbeta, 3e-6)
-
-
-@pytest.mark.parametrize("hybridize", HYBRIDIZE)
-@pytest.mark.parametrize("arithmetic", ARITHMETIC)
-def test_an_input_without_gradient_and_a_frozen_gamma_are_left_alone(rng, hybridize, arithmetic):
-    devices = gp.devices("cpu:2")
-    net = layer(devices, rng, 3, arithmetic, hybridize=HYBRIDIZE[hybridize])
-    net.gamma.grad_req = "null"
-    x, heads = shards(rng, (3, 2)), shards(rng, (3, 2))
-    ys = joint(net, on(devices, x, grad=False), on(devices, heads, grad=False))
-    gamma, beta = (p.data(devices[0]).asnumpy() for p in (net.gamma, net.beta))
-    y, _, _, dbeta, _, _ = reference(x, heads, gamma, beta)
+    y, dx, dgamma, dbeta, _, _ = reference(x, heads, gamma, beta)
     close(np.concatenate([a.asnumpy() for a in ys]), np.concatenate(y), 3e-6)
-    close(summed(net.beta), dbeta, 3e-6)
+    close(summed(net.beta), 3 * dbeta, 3e-6)
+    if request_ == "add":
+        close(np.concatenate([a.grad.asnumpy() for a in xs]), 3 * np.concatenate(dx), 3e-6)
+        close(summed(net.gamma), 3 * dgamma, 3e-6)
 
 
 def constants(net, x, heads, device):
@@ -220,44 +221,40 @@ def test_zeros_come_back_where_a_gradient_is_stopped_on_one_device_or_on_all(rng
         close(summed(net.beta) - before, dbeta, 3e-6, vanishes=vanishes)
 
 
-@pytest.mark.parametrize("arithmetic", ARITHMETIC)
+@pytest.mark.parametrize("arithmetic", ARITHMETIC, indirect=True)
 @pytest.mark.parametrize("hybridize", HYBRIDIZE)
-@pytest.mark.parametrize("mode", ["evaluation", "use_global_stats"])
-def test_constant_statistics_need_one_device_only_and_have_a_gradient(rng, mode, hybridize, arithmetic):
-    devices = gp.devices("cpu:2")
-    training = mode == "use_global_stats"
-    net = layer(devices, rng, 3, arithmetic, hybridize=HYBRIDIZE[hybridize], use_global_stats=training)
+@pytest.mark.parametrize(
+    ("mode", "dtype", "request_", "frozen"),
+    [
+        ("evaluation", "float32", "write", False),
+        *[("use_global_stats", dtype, request, frozen) for dtype in ("float32", "float16")
+          for request in ("write", "add") for frozen in (False, True)],
+    ],
+)  # fmt: skip
+def test_constant_statistics_need_one_device_only_and_have_a_gradient(
+    rng, mode, dtype, request_, frozen, hybridize, arithmetic
+):
+    devices, training = gp.devices("cpu:2"), mode == "use_global_stats"
+    net = layer(devices, rng, 3, arithmetic, dtype, HYBRIDIZE[hybridize], use_global_stats=training)
     net.running_mean.set_data(mx.nd.array(rng.normal(size=3)))
     net.running_var.set_data(mx.nd.array(rng.uniform(0.5, 2, 3)))
-    x, heads = shards(rng, (3,))[0], shards(rng, (3,))[0]
-    y, dx, dgamma = constants(net, x, heads, devices[0])
-    (array,) = on(devices, [x])
-    with mx.autograd.record(train_mode=training):
-        output = net(array)
-        loss = (output * mx.nd.array(heads, ctx=devices[0])).sum()
-    loss.backward(train_mode=training)
-    close(output.asnumpy(), y, 3e-6)
-    close(array.grad.asnumpy(), dx, 3e-6)
-    close(net.gamma.grad(devices[0]).asnumpy(), dgamma, 3e-6)
-    close(net(array).asnumpy(), y, 3e-6)  # and outside of record
-
-
-@pytest.mark.parametrize("arithmetic", ARITHMETIC)
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("request_", ["write", "add"])
-@pytest.mark.parametrize("frozen", [False, True], ids=["trained", "frozen"])
-def test_constant_statistics_give_the_input_its_gradient_in_every_way(rng, frozen, request_, dtype, arithmetic):
-    devices = gp.devices("cpu:1")
-    net = layer(devices, rng, 3, arithmetic, dtype, use_global_stats=True)
     if frozen:
         net.collect_params().setattr("grad_req", "null")
     (x,), (heads,) = shards(rng, (3,), dtype=dtype), shards(rng, (3,), dtype=dtype)
+    y, dx, dgamma = constants(net, x, heads, devices[0])
     (array,) = on(devices, [x], grad=False)
     array.attach_grad(grad_req=request_)
     for _ in range(2):
-        joint(net, [array], on(devices, [heads], grad=False))
-    dx = constants(net, x, heads, devices[0])[1] * (2 if request_ == "add" else 1)
-    close(array.grad.asnumpy(), dx, TOLERANCE[dtype])
+        with mx.autograd.record(train_mode=training):
+            output = net(array)
+            loss = (output * mx.nd.array(heads, ctx=devices[0], dtype=dtype)).sum()
+        loss.backward(train_mode=training)
+    tolerance = TOLERANCE[dtype]
+    close(output.asnumpy(), y, tolerance)
+    close(array.grad.asnumpy(), dx * (2 if request_ == "add" else 1), tolerance)
+    if not frozen:
+        close(net.gamma.grad(devices[0]).asnumpy(), dgamma, tolerance)
+    close(net(array).asnumpy(), y, tolerance)  # and outside of record
 
 
 def test_running_statistics_change_in_the_forward_pass_of_training_only(rng):
@@ -287,9 +284,21 @@ def test_an_empty_array_is_refused_with_what_to_do_instead(rng):
             net(empty)
 
 
-def test_one_device_is_batch_norm(rng):
-    devices = gp.devices("cpu:1")
-    check(layer(devices, rng, 3), joint, devices, rng, (5,), (3, 4))
+@pytest.mark.parametrize("arithmetic", EVERY_KERNEL, indirect=True)
+@pytest.mark.parametrize("shape", [(3,), (3, 33)], ids=str)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_stays_in_its_channel(rng, shape, value, arithmetic):
+    devices = gp.devices("cpu:2")
+    x, heads, found = shards(rng, (5, 4), shape), shards(rng, (5, 4), shape), []
+    for _ in range(2):
+        net = layer(devices, np.random.default_rng(1), 3, arithmetic)
+        xs = on(devices, x)
+        ys = joint(net, xs, on(devices, heads, grad=False))
+        found.append([np.concatenate([a.asnumpy() for a in arrays]) for arrays in (ys, [a.grad for a in xs])])
+        x[0][3, 2] = value
+    for before, after in zip(*found):
+        np.testing.assert_array_equal(after[:, :2], before[:, :2])
+        assert not np.isfinite(after[:, 2]).all()
 
 
 def test_inputs_of_different_spatial_size_are_weighted_by_their_values(rng):
@@ -332,22 +341,7 @@ def test_batches_of_changing_size_and_shape_go_through_one_hybridized_layer(rng)
             check(net, joint, devices, rng, sizes, shape, steps=1)
 
 
-def test_the_kvstore_of_one_process_changes_nothing(rng):
-    devices = gp.devices("cpu:2")
-    for store in ("local", "device", mx.kv.create("local")):
-        for hybridize in HYBRIDIZE.values():
-            check(
-                layer(devices, rng, 3, hybridize=hybridize, kvstore=store),
-                joint,
-                devices,
-                rng,
-                (6, 2),
-                (3, 4),
-                offset=1e3,
-            )
-
-
-@pytest.mark.parametrize("arithmetic", ARITHMETIC)
+@pytest.mark.parametrize("arithmetic", ARITHMETIC, indirect=True)
 @pytest.mark.parametrize("hybridize", [None, {}], ids=str)
 def test_the_states_of_operators_are_used_again(rng, hybridize, arithmetic):
     devices = gp.devices("cpu:2")

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import re
 import subprocess
 import sys
 import time
@@ -17,7 +18,6 @@ import mxnet as mx
 from gluon_parallel import nn
 from gluon_parallel.errors import BarrierBroken, BarrierTimeout, DevicesMismatch
 from gluon_parallel.nn.sync_batch_norm import join, start, sync_group
-from gluon_parallel.nn.sync_batch_norm.participants import groups_of
 from mxnet import gluon
 
 HYBRIDIZE = [None, {}, {"static_alloc": True, "static_shape": True}]
@@ -35,50 +35,23 @@ def net_on(devices, hybridize=None, timeout=60.0, layers=2, **options):
     return net
 
 
-@contextlib.contextmanager
-def patiently(net):
-    """On a busy machine a step that is to succeed may take longer than the short limit of those that are to fail."""
-    meetings = [group.rendezvous for group in groups_of(net)]
-    limits = [rendezvous.timeout for rendezvous in meetings]
-    for rendezvous in meetings:
-        rendezvous.timeout = 60
-    try:
-        yield
-    finally:
-        for rendezvous, limit in zip(meetings, limits):
-            rendezvous.timeout = limit
-
-
 def works(net, devices, rng):
     """A step whose outputs are those of a batch: every channel has mean beta == 0."""
-    with patiently(net):
-        xs = on(devices, shards(rng, [3] * len(devices), (4,)))
-        ys = joint(net, xs, on(devices, shards(rng, [3] * len(devices), (4,)), grad=False))
-        normalised(ys, 1e-5)
-        for x in xs:
-            gradient = x.grad.asnumpy()
-            assert np.isfinite(gradient).all() and np.abs(gradient).max() > 1e-3
+    xs = on(devices, shards(rng, [3] * len(devices), (4,)))
+    ys = joint(net, xs, on(devices, shards(rng, [3] * len(devices), (4,)), grad=False))
+    normalised(ys, 1e-5)
+    for x in xs:
+        gradient = x.grad.asnumpy()
+        assert np.isfinite(gradient).all() and np.abs(gradient).max() > 1e-3
     return True
 
 
-@pytest.mark.parametrize("hybridize", HYBRIDIZE, ids=str)
-@pytest.mark.parametrize("broken_after", [0, 2])
-def test_a_device_that_does_not_arrive_is_named_and_the_next_step_works(rng, hybridize, broken_after):
-    devices = gp.devices("cpu:3")
-    net = net_on(devices, hybridize)
-    for _ in range(broken_after):
-        works(net, devices, rng)
-    for _ in range(2):
-        with mx.autograd.record():
-            ys = [net(x) for x in on(devices[:2], shards(rng, (3, 3), (4,)))]
-        let_time_run_out(net, *devices[:2])
-        with pytest.raises(BarrierTimeout) as caught:
-            ys[0].wait_to_read()
-        message = str(caught.value)
-        assert "net_batchnorm0, forward" in message
-        assert "cpu(0), cpu(1) arrived, cpu(2) did not" in message
-        assert "Every device must run the same layers" in message
-        assert works(net, devices, rng)
+def fails_unseen(net, devices, rng, layer):
+    """A device leaves out a layer of the net; its error stays in arrays that nobody reads."""
+    with mx.autograd.record():
+        net[2 * layer : 2 * layer + 2](on(devices[:1], shards(rng, (3,), (4,)))[0])
+    let_time_run_out(net, devices[0])
+    wait_for(lambda: net[2 * layer + 1].sync_group.rendezvous.failure is not None)
 
 
 @pytest.mark.parametrize("hybridize", [*HYBRIDIZE, {"static_alloc": True}], ids=str)
@@ -111,77 +84,21 @@ def test_gradients_are_right_after_a_failed_first_step(rng, hybridize):
 
 
 @pytest.mark.parametrize("hybridize", HYBRIDIZE, ids=str)
-def test_an_error_that_nobody_looked_at_is_raised_by_the_next_step(rng, hybridize):
-    devices = gp.devices("cpu:2")
-    net = net_on(devices, hybridize, timeout=0.2, layers=1)  # a second layer might be launched after the first failed
-    with mx.autograd.record():
-        net(on(devices[:1], shards(rng, (3,), (4,)))[0])
-    wait_for(lambda: net[1].sync_group.rendezvous.failure is not None)
-    with pytest.raises(BarrierTimeout, match=r"cpu\(1\) did not"):
-        works(net, devices, rng)
-    assert works(net, devices, rng)
-
-
-@pytest.mark.parametrize("hybridize", HYBRIDIZE, ids=str)
 @pytest.mark.parametrize("layer", [0, 1])
-def test_an_error_that_nobody_looked_at_is_raised_by_its_own_net_and_not_by_another_one(rng, hybridize, layer):
-    devices = gp.devices("cpu:2")
-    net, other = net_on(devices, hybridize, timeout=0.2), net_on(devices, hybridize)
+def test_an_error_that_nobody_looked_at_is_raised_by_the_next_step_of_its_own_net_and_not_by_another_one(
+    rng, hybridize, layer
+):
+    devices, unused = gp.devices("cpu:2"), nn.SyncBatchNorm()  # one that is not initialised
+    net, other = net_on(devices, hybridize), net_on(devices, hybridize)
     works(net, devices, rng)
-    with mx.autograd.record():
-        net[2 * layer : 2 * layer + 2](on(devices[:1], shards(rng, (3,), (4,)))[0])
-    wait_for(lambda: net[2 * layer + 1].sync_group.rendezvous.failure is not None)
+    fails_unseen(net, devices, rng, layer)
     for _ in range(2):
         assert works(other, devices, rng)
     with pytest.raises(BarrierTimeout, match=rf"net_batchnorm{layer}, .*cpu\(1\) did not"):
         works(net, devices, rng)
     for each in (other, net, other):
         assert works(each, devices, rng)
-
-
-@pytest.mark.parametrize("hybridize", HYBRIDIZE, ids=str)
-def test_a_backward_pass_that_one_device_leaves_out(rng, hybridize):
-    devices = gp.devices("cpu:2")
-    net = net_on(devices, hybridize)
-    xs = on(devices, shards(rng, (3, 3), (4,)))
-    with mx.autograd.record():
-        losses = [net(x).square().sum() for x in xs]
-    for loss in losses:
-        loss.wait_to_read()
-    losses[0].backward()
-    let_time_run_out(net, devices[0])
-    with pytest.raises(BarrierTimeout, match=r"net_batchnorm1, backward 0: .*cpu\(1\) did not"):
-        xs[0].grad.wait_to_read()
-    assert works(net, devices, rng)
-
-
-def test_a_device_whose_thread_raises_releases_the_others(rng):
-    devices = gp.devices("cpu:2")
-    net = net_on(devices, timeout=0.2)
-    xs = on(devices, shards(rng, (3, 3), (4,)))
-
-    def device(i):
-        if i == 1:
-            raise RuntimeError("no data")
-        with mx.autograd.record():
-            net(xs[i]).wait_to_read()
-
-    with pytest.raises((RuntimeError, BarrierTimeout)):
-        in_parallel([lambda i=i: device(i) for i in range(2)])
-    assert works(net, devices, rng)
-
-
-@pytest.mark.parametrize("hybridize", HYBRIDIZE, ids=str)
-def test_an_error_inside_participants_releases_everyone_at_once(rng, hybridize):
-    devices = gp.devices("cpu:3")
-    net = net_on(devices, hybridize)
-    began = time.monotonic()
-    for some in (devices, devices[:2], devices):
-        with pytest.raises(ValueError, match="no data"), nn.participants(net, some), mx.autograd.record():
-            net(on(some, shards(rng, (3, 3), (4,)))[0])
-            raise ValueError("no data")
-        assert works(net, devices, rng)
-    assert time.monotonic() - began < 60  # nobody waited for the timeout
+    assert not unused.sync_group.has_moved()
 
 
 def test_devices_that_come_at_once_after_a_failure_wait_for_the_failed_step_once(monkeypatch):
@@ -234,40 +151,28 @@ def test_devices_whose_time_runs_out_together_fail_one_after_the_other(monkeypat
     assert min(np.diff(moments)) > 0.005
 
 
-def test_layers_in_another_order_are_an_error_that_names_them(rng):
+def test_layers_in_another_order_or_called_more_often_on_one_device_are_an_error_that_names_them(rng):
     devices = gp.devices("cpu:2")
     one, other = (nn.SyncBatchNorm(prefix=f"{name}_", in_channels=4, timeout=60) for name in ("one", "other"))
     both = gluon.nn.HybridSequential()
     both.add(one, other)
     both.initialize(ctx=devices)
     xs = on(devices, shards(rng, (3, 3), (4,)))
-    with mx.autograd.record():
-        ys = [other(one(xs[0])), one(other(xs[1]))]
-    let_time_run_out(both, *devices)
-    errors = []
-    for y in ys:
-        with pytest.raises((BarrierTimeout, BarrierBroken)) as caught:
-            y.wait_to_read()
-        errors.append(str(caught.value))
-    assert any("one, forward 0" in error for error in errors) or any("other, forward 0" in error for error in errors)
-    with mx.autograd.record():
-        normalised([other(one(x)) for x in xs], 1e-5)
-
-
-def test_a_layer_called_more_often_on_one_device(rng):
-    devices = gp.devices("cpu:2")
-    layer = nn.SyncBatchNorm(prefix="layer_", in_channels=4, timeout=60)
-    layer.initialize(ctx=devices)
-    xs = on(devices, shards(rng, (3, 3), (4,)))
-    with mx.autograd.record():
-        once, twice = layer(xs[0]), layer(layer(xs[1]))
-    once.wait_to_read()
-    let_time_run_out(layer, devices[1])
-    with pytest.raises(BarrierTimeout, match=r"layer, forward 1: cpu\(1\) waited .*cpu\(0\) has come to 1 calls"):
-        twice.wait_to_read()
-    with mx.autograd.record():
-        ys = [layer(x) for x in xs]
-        normalised(ys, 1e-6)
+    for passes, waiting, words in (
+        ((lambda x: other(one(x)), lambda x: one(other(x))), devices, "(one|other), forward 0"),
+        ((one, lambda x: one(one(x))), devices[1:], r"one, forward 2: cpu\(1\) waited .*cpu\(0\) has come to 2 calls"),
+    ):
+        with mx.autograd.record():
+            ys = [run(x) for run, x in zip(passes, xs)]
+        let_time_run_out(both, *waiting)
+        errors = []
+        for y in ys[-len(waiting) :]:
+            with pytest.raises((BarrierTimeout, BarrierBroken)) as caught:
+                y.wait_to_read()
+            errors.append(str(caught.value))
+        assert any(re.search(words, error) for error in errors), errors
+        with mx.autograd.record():
+            normalised([other(one(x)) for x in xs], 1e-5)
 
 
 def test_an_operator_that_fails_before_the_layer_on_one_device(rng):
@@ -303,12 +208,9 @@ def test_another_number_of_devices_than_the_parameters_live_on_is_refused_at_onc
             net(x)
 
 
-def test_a_number_of_devices_that_makes_no_sense_is_refused():
+def test_the_limit_is_the_environments_unless_it_is_said_and_a_layer_has_at_least_one_device(monkeypatch):
     with pytest.raises(ValueError, match="num_devices=0"):
         nn.SyncBatchNorm(num_devices=0)
-
-
-def test_the_limit_is_the_environments_unless_it_is_said(monkeypatch):
     monkeypatch.delenv("GLUON_PARALLEL_TIMEOUT", raising=False)
     assert nn.SyncBatchNorm().sync_group.rendezvous.timeout == 120
     monkeypatch.setenv("GLUON_PARALLEL_TIMEOUT", "7")
@@ -353,24 +255,6 @@ with mx.autograd.record():
     )
     assert "alone [[-1.0, 0.0], [1.0, 0.0]]" in result.stdout
     assert "not refused" not in result.stdout
-
-
-def test_hundred_steps_of_which_some_fail(rng):
-    devices = gp.devices("cpu:2")
-    net, unused = net_on(devices, {}, timeout=0.1, layers=3), nn.SyncBatchNorm()  # one that is not initialised
-    for step in range(100):
-        if rng.random() < 0.1:
-            with mx.autograd.record():
-                y = net(on(devices, shards(rng, (3, 3), (4,)))[int(rng.integers(2))])
-            if rng.random() < 0.5:
-                with pytest.raises(BarrierTimeout):
-                    y.wait_to_read()
-            else:
-                wait_for(lambda: net[1].sync_group.rendezvous.failure is not None)
-                with pytest.raises(BarrierTimeout):
-                    works(net, devices, rng)
-        assert works(net, devices, rng), step
-    assert not unused.sync_group.has_moved()
 
 
 def test_the_rendezvous_end_with_their_net(rng):

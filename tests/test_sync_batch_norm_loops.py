@@ -218,20 +218,6 @@ def test_threads_that_call_a_net_for_the_first_time_at_once_make_its_parameters_
         parameters_agree(synced, plain, statistics=False)
 
 
-def test_two_nets_with_the_same_prefix_do_not_meet(rng):
-    devices = gp.devices("cpu:2")
-    nets = [nn.SyncBatchNorm(prefix="same_", in_channels=3, timeout=60) for _ in range(2)]
-    for net in nets:
-        net.initialize(ctx=devices)
-    x = shards(rng, (3, 2), (3, 4))
-    with mx.autograd.train_mode():
-        # device 0 runs net 0 first, device 1 runs net 1 first
-        first, second = nets[0](on(devices, x)[0]), nets[1](on(devices, x)[1])
-        third, fourth = nets[1](on(devices, x)[0]), nets[0](on(devices, x)[1])
-    for one, other in ((first, fourth), (third, second)):
-        normalised((one, other), 1e-6)
-
-
 @pytest.mark.parametrize("hybridize", HYBRIDIZE, ids=str)
 def test_a_forward_pass_without_a_backward_pass_disturbs_nothing(rng, hybridize):
     devices = gp.devices("cpu:2")
@@ -246,38 +232,24 @@ def test_a_forward_pass_without_a_backward_pass_disturbs_nothing(rng, hybridize)
 
 
 @pytest.mark.parametrize("hybridize", HYBRIDIZE[:3], ids=str)
-def test_two_forward_passes_before_one_backward_pass(rng, hybridize):
+def test_two_forward_passes_before_two_backward_passes_over_one_graph(rng, hybridize):
     devices = gp.devices("cpu:2")
     plain, synced = twins(convolutions, devices, hybridize)
-    x, heads = shards(rng, (3, 2), (3, 8, 8)), shards(rng, (3, 2), (3, 8, 8))
-    more, wanted = shards(rng, (1, 2), (3, 8, 8)), shards(rng, (1, 2), (3, 8, 8))
+    batches = [(shards(rng, sizes, (3, 8, 8)), shards(rng, sizes, (3, 8, 8))) for sizes in ((3, 2), (1, 2))]
 
-    def run(net, groups):
-        arrays = [(on(used, a), on(used, r, grad=False)) for used, a, r in groups]
+    def run(net, devices, batches):
+        arrays = [(on(devices, x), on(devices, heads, grad=False)) for x, heads in batches]
         with mx.autograd.record():
-            losses = [(net(a) * r).sum() for group in arrays for a, r in zip(*group)]
-        mx.autograd.backward(losses)
-        return together(a.grad for group in arrays for a in group[0])
+            losses = [(net(a) * r).sum() for xs, heads in arrays for a, r in zip(xs, heads)]
+        for retain in (True, False):
+            mx.autograd.backward(losses, retain_graph=retain)
+            yield together(a.grad for xs, _ in arrays for a in xs)
+            for array in (a for xs, _ in arrays for a in xs):
+                array.grad[:] = 0
 
-    expected = run(
-        plain, [(devices[:1], [np.concatenate(a)], [np.concatenate(r)]) for a, r in ((x, heads), (more, wanted))]
-    )
-    close(run(synced, [(devices, x, heads), (devices, more, wanted)]), expected, 1e-4)
-
-
-def test_the_backward_pass_twice_over_a_kept_graph(rng):
-    devices = gp.devices("cpu:2")
-    plain, synced = twins(convolutions, devices)
-    x, heads = shards(rng, (3, 2), (3, 8, 8)), shards(rng, (3, 2), (3, 8, 8))
-    _, dx = of_one_device(plain, devices[0], x, heads)
-    xs = on(devices, x)
-    with mx.autograd.record():
-        losses = [(synced(x) * head).sum() for x, head in zip(xs, on(devices, heads, grad=False))]
-    for retain in (True, False):
-        mx.autograd.backward(losses, retain_graph=retain)
-        close(together(x.grad for x in xs), dx, 1e-4)
-        for x in xs:
-            x.grad[:] = 0
+    whole = [([np.concatenate(x)], [np.concatenate(heads)]) for x, heads in batches]
+    for found, wanted in zip(run(synced, devices, batches), run(plain, devices[:1], whole)):
+        close(found, wanted, 1e-4)
 
 
 @pytest.mark.parametrize("hybridize", HYBRIDIZE, ids=str)
@@ -294,13 +266,6 @@ def test_a_last_batch_with_fewer_samples_than_devices(rng, hybridize):
     compare(plain, synced, devices, rng, (2, 2, 2), 3)
 
 
-def test_participants_of_a_net_without_the_layer_are_nobodys_business():
-    net = gluon.nn.Dense(2, in_units=2)
-    with nn.participants(net, [mx.cpu(0)]):
-        net.initialize()
-    assert net(mx.nd.ones((1, 2))).shape == (1, 2)
-
-
 def test_more_devices_than_worker_threads(rng):
     devices = gp.devices("cpu:40")  # MXNet has one to four workers per CPU device, and far fewer cores
     net = nn.SyncBatchNorm(in_channels=2, timeout=60)
@@ -308,21 +273,15 @@ def test_more_devices_than_worker_threads(rng):
     normalised(random_step(net, devices, rng, [1] * 40, (2, 3)), 1e-6)
 
 
-def test_files_of_parameters_go_both_ways(rng, tmp_path):
+def test_files_of_parameters_go_both_ways_and_an_exported_net_has_plain_batch_norm(rng, tmp_path):
     devices = gp.devices("cpu:2")
-    plain, synced = twins(convolutions, devices)
+    plain, synced = twins(convolutions, devices, {})
     compare(plain, synced, devices, rng, (3, 2), 3)
     for source, target in ((plain, synced), (synced, plain)):
         source.save_parameters(str(tmp_path / "net.params"))
         target.load_parameters(str(tmp_path / "net.params"), ctx=devices if target is synced else devices[0])
-    assert list(nn.SyncBatchNorm(prefix="bn_").collect_params()) == list(
-        gluon.nn.BatchNorm(prefix="bn_").collect_params()
-    )
-
-
-def test_an_exported_net_has_plain_batch_norm(rng, tmp_path):
-    devices = gp.devices("cpu:2")
-    _, synced = twins(convolutions, devices, {})
+    names = [list(kind(prefix="bn_").collect_params()) for kind in (nn.SyncBatchNorm, gluon.nn.BatchNorm)]
+    assert names[0] == names[1]
     (x,) = on(devices, shards(rng, (3,), (3, 8, 8)))
     expected = synced(x).asnumpy()
     synced.export(str(tmp_path / "net"))
@@ -331,11 +290,11 @@ def test_an_exported_net_has_plain_batch_norm(rng, tmp_path):
     assert operators == {"null", "Convolution", "BatchNorm", "Activation"}
     executor = graph.simple_bind(devices[0], grad_req="null", data=x.shape)
     saved = mx.nd.load(str(tmp_path / "net-0000.params"))
-    values = {
-        kind: {key[4:]: value for key, value in saved.items() if key.startswith(kind)} for kind in ("arg:", "aux:")
-    }
-    executor.copy_params_from(values["arg:"], values["aux:"])
+    arguments, states = ({key[4:]: saved[key] for key in saved if key.startswith(kind)} for kind in ("arg:", "aux:"))
+    executor.copy_params_from(arguments, states)
     close(executor.forward(is_train=False, data=x)[0].asnumpy(), expected, 1e-5)
+    with pytest.raises(TypeError, match="cannot be copied"):
+        copy.deepcopy(synced[1].sync_group)
 
 
 @pytest.mark.filterwarnings("ignore:Cannot decide type")  # of the imported net's input, which MXNet does not need
@@ -357,14 +316,3 @@ def test_an_imported_net_has_nothing_to_do_with_the_one_it_was_exported_from(rng
     batch = mx.nd.array(np.concatenate(x)), mx.nd.array(np.concatenate(heads))
     with pytest.warns(gp.errors.StatisticsPerDevice, match="and 1 more layers are BatchNorm"):
         gp.DataParallel(imported, loss, trainer, devices)(*batch)
-
-
-def test_a_net_called_on_a_symbol_gives_plain_batch_norm():
-    graph = convolutions(nn.SyncBatchNorm)(mx.sym.var("data"))
-    assert "Custom" not in graph.tojson()
-    assert "BatchNorm" in graph.tojson()
-
-
-def test_a_layer_cannot_be_copied_and_says_so():
-    with pytest.raises(TypeError, match="cannot be copied"):
-        copy.deepcopy(nn.SyncBatchNorm(in_channels=2).sync_group)

@@ -1,6 +1,5 @@
 """Rendezvous of a layer's devices: threads in place of devices, slow, failing and lost ones, and random programs."""
 
-import builtins
 import ctypes
 import gc
 import os
@@ -12,12 +11,13 @@ import weakref
 import numpy as np
 import pytest
 from batch_norm_reference import (
-    added,
     close,
     combined,
+    combined_messages,
     hybridized,
     in_parallel,
     joint,
+    measured,
     normalised,
     on,
     reference,
@@ -29,7 +29,6 @@ import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel import native, nn
 from gluon_parallel.errors import BarrierBroken, BarrierTimeout
-from gluon_parallel.kvstore import flight_recorder
 from gluon_parallel.native.records import C, address_of
 from gluon_parallel.nn.sync_batch_norm import operator
 from gluon_parallel.nn.sync_batch_norm.measured import recorded
@@ -69,16 +68,35 @@ SUMS = np.ones(2 * CHANNELS)
 
 
 @pytest.mark.parametrize("counts", [(4,), (3, 5), (7, 0, 2), (0, 0), (1, 2, 3, 4)], ids=str)
-def test_the_result_is_bit_for_bit_the_combination_in_the_order_of_the_devices(rng, counts):
+@pytest.mark.parametrize("offset", [0.0, 1e6, -1e9])
+def test_the_moments_of_shards_are_those_of_the_batch_and_have_the_same_bits_on_every_device(rng, counts, offset):
     names = "abcd"[: len(counts)]
     at = rendezvous_of(names)
-    for call in range(50):
-        parts = [moments(rng, count) for count in counts]
-        results = run([lambda d=d, part=part: allreduce(at, 2 * call, d, part) for d, part in zip(names, parts)])
-        assert all((result == combined(parts)).all() for result in results)
+    for call in range(30):
+        parts = [rng.normal(size=(count, CHANNELS)) + offset for count in counts]
+        parts = [part * [1, 1, 0] + [0, 0, np.float32(offset + 0.1)] for part in parts]  # a channel is constant
+        given = [measured(part) for part in parts]
+        results = run([lambda d=d, one=one: allreduce(at, 2 * call, d, one) for d, one in zip(names, given)])
+        assert all((result == results[0]).all() for result in results)
+        (count, *mean), m2 = np.split(results[0], [1 + CHANNELS])
+        wanted = measured(np.concatenate(parts))
+        assert count == sum(counts) and m2[2] == 0
+        np.testing.assert_allclose(mean, wanted[1 : 1 + CHANNELS], rtol=1e-15, atol=1e-12)
+        # float64 keeps 16 digits of the values: at 1e9 the variance of 1 is known to about 7 of its own.
+        error = 1e-13 + 1e-15 * abs(offset)
+        np.testing.assert_allclose(m2, wanted[1 + CHANNELS :], rtol=error, atol=(1 + count) * error)
         sums = [rng.normal(size=2 * CHANNELS) for _ in counts]
         results = run([lambda d=d, part=part: allreduce(at, 2 * call + 1, d, part) for d, part in zip(names, sums)])
-        assert all((result == added(sums)).all() for result in results)
+        assert all((result == results[0]).all() for result in results)
+        np.testing.assert_allclose(results[0], sum(sums), rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize("direction", [0, 1])
+def test_messages_of_different_calls_have_no_number_when_they_are_combined(rng, direction):
+    messages = [np.concatenate([(1.0, call), measured(rng.normal(size=(2, 3)))]) for call in (4, 4, 5)]
+    assert combined_messages(messages[:2], direction)[:2].tolist() == [2, 4]
+    count, call = combined_messages(messages, direction)[:2]
+    assert count == 3 and np.isnan(call)
 
 
 def test_branches_meet_in_any_order_and_directions_do_not_mix(rng):
@@ -133,20 +151,17 @@ def time_runs_out(at, keys):
     return run([*[lambda d=d, k=k: allreduce(at, k, d, message(k, 1)) for d, k in keys.items()], limit])[:-1]
 
 
-def test_who_is_missing_is_named():
+def test_who_is_missing_and_who_waits_elsewhere_is_named():
     at = rendezvous_of("abc", name="layer7")
     at.calls_of("b").value = 1
     for error in time_runs_out(at, {"a": 8, "c": 8}):
-        assert isinstance(error, BarrierTimeout)
-        assert isinstance(error, TimeoutError)
+        assert isinstance(error, BarrierTimeout) and isinstance(error, TimeoutError)
         for words in ("layer7, forward 4", "waited 0.01 s", "a, c arrived, b did not", "b has come to 1 calls"):
             assert words in str(error)
-
-
-def test_who_waits_elsewhere_is_said():
+    [error] = time_runs_out(rendezvous_of("abc", only=frozenset("ab")), {"a": 2})
+    assert "b did not" in str(error)  # nor did c, which takes no part
     [error, other] = time_runs_out(rendezvous_of("ab"), {"a": 2, "b": 1})
-    assert error is other and isinstance(error, BarrierTimeout)
-    assert "b waits at backward 0" in str(error) or "a waits at forward 1" in str(error)
+    assert error is other and "b waits at backward 0" in str(error) or "a waits at forward 1" in str(error)
 
 
 def test_a_reason_why_the_missing_cannot_come_ends_the_wait():
@@ -161,22 +176,9 @@ def test_a_reason_why_the_missing_cannot_come_ends_the_wait():
     assert asked == [("forward", 3, ["a"], ["b"])] * 3
 
 
-def test_after_a_failure_everyone_is_refused_until_it_is_opened_again():
-    at = rendezvous_of("ab", timeout=0.01)
-    at.calls_of("a").value = 3
-    with pytest.raises(BarrierTimeout):
-        allreduce(at, 1, "a", SUMS)
-    at.timeout = 60  # from here on nothing goes wrong, however busy the machine is
-    for _ in range(2):
-        with pytest.raises(BarrierTimeout, match="a waited 0.01 s"):
-            allreduce(at, 1, "b", SUMS)
-    at.open()
-    assert at.calls == 0
-    assert [result[0] for result in run([lambda d=d: allreduce(at, 1, d, SUMS) for d in "ab"])] == [2.0, 2.0]
-
-
-def test_abandoning_releases_everyone_with_the_reason():
+def test_after_a_failure_or_when_it_is_abandoned_everyone_is_refused_until_it_is_opened_again():
     at = rendezvous_of("abc")
+    at.calls_of("a").value = 3
 
     def abandon():
         wait_for(lambda: waiting_at(at) == {"a", "b"})
@@ -185,9 +187,15 @@ def test_abandoning_releases_everyone_with_the_reason():
 
     errors = run([lambda: allreduce(at, 0, "a", message(0, 1)), lambda: allreduce(at, 3, "b", SUMS), abandon])
     assert [str(error) for error in errors[:2]] == ["layer: the step was abandoned: out of data"] * 2
+    for _ in range(2):
+        with pytest.raises(BarrierBroken, match="out of data"):
+            allreduce(at, 1, "b", SUMS)
+    at.open()
+    assert at.calls == 0
+    assert [result[0] for result in run([lambda d=d: allreduce(at, 1, d, SUMS) for d in "abc"])] == [3.0] * 3
 
 
-def test_a_device_that_comes_twice_or_does_not_belong_is_refused():
+def test_a_device_that_comes_twice_or_does_not_belong_or_is_where_the_layer_was_before_is_refused():
     at = rendezvous_of("abc", only=frozenset("ab"))
     for stranger in "cz":
         with pytest.raises(BarrierBroken, match=f"{stranger} takes no part in this rendezvous of a, b"):
@@ -195,6 +203,12 @@ def test_a_device_that_comes_twice_or_does_not_belong_is_refused():
         at.open()
     errors = run([lambda: allreduce(at, 1, "a", SUMS)] * 2)
     assert errors[0] is errors[1] and "a came twice to" in str(errors[0])
+    at = rendezvous_of("abc")
+    at.prepare(frozenset("ab"), None, CHANNELS)
+    for number in (2, 1 << 40):
+        with pytest.raises(BarrierBroken, match="c takes no part in this rendezvous of a, b"):
+            allreduce(at, 1, "c", SUMS, number=number)
+        at.open()
 
 
 def test_devices_of_another_step_exchange_without_those_that_are_left_out(rng):
@@ -204,15 +218,6 @@ def test_devices_of_another_step_exchange_without_those_that_are_left_out(rng):
         parts = [moments(rng, 3) for _ in some]
         results = run([lambda d=d, part=part: allreduce(at, 2 * call, d, part) for d, part in zip(some, parts)])
         np.testing.assert_allclose(results, [combined(parts)] * len(some), rtol=1e-14, atol=1e-14)
-
-
-def test_the_backward_pass_of_a_device_that_the_layer_has_left_since_is_refused():
-    at = rendezvous_of("abc")
-    at.prepare(frozenset("ab"), None, CHANNELS)
-    for number in (2, 1 << 40):
-        with pytest.raises(BarrierBroken, match="c takes no part in this rendezvous of a, b"):
-            allreduce(at, 1, "c", SUMS, number=number)
-        at.open()
 
 
 @pytest.mark.parametrize("error", [ArithmeticError, KeyboardInterrupt])
@@ -227,66 +232,6 @@ def test_an_error_in_what_the_c_library_asks_of_python_ends_the_wait_and_is_ever
     at.record.spans_processes = 1
     errors = run([lambda d=d: allreduce(at, 1, d, SUMS, fail) for d in "ab"])
     assert [repr(one) for one in errors] == [repr(error("on purpose"))] * 2
-
-
-def program(rng, number):
-    """A random program: how many devices meet how often, who is slow, who fails, and who loses its way.
-
-    Returns:
-        (rendezvous, kind, keys and values of each device, its results, whether it was made to fail).
-    """
-    num_devices, num_calls = int(rng.integers(1, 5)), int(rng.integers(1, 6))
-    devices = "abcd"[:num_devices]
-    kind = rng.choice(["right", "right", "right", "raises", "stops", "extra", "reorders"])
-    culprit, moment = int(rng.integers(num_devices)), int(rng.integers(num_calls))
-    goes_wrong = kind != "right" and not (kind == "reorders" and (moment == num_calls - 1 or num_devices == 1))
-    goes_wrong = goes_wrong and not (num_devices == 1 and kind in ("extra", "stops"))
-    # Where nothing goes wrong the timeout is long, so that a busy machine cannot make it do so.
-    at = rendezvous_of(devices, 0.01 if goes_wrong and kind != "raises" else 60, name=f"program{number}")
-    delays = rng.choice([0, 0, 0, 1e-4, 1e-3], size=(num_devices, num_calls + 1))
-
-    def device(i):
-        keys = list(range(num_calls))
-        if kind == "reorders" and i == culprit:
-            keys[moment:] = keys[moment:][::-1]
-        if kind == "extra" and i == culprit:
-            keys.insert(moment, 101)
-        results = {}
-        for n, key in enumerate(keys):
-            if i == culprit and n == moment and kind == "raises":
-                at.abandon(f"{devices[i]} raised")
-                raise ArithmeticError("on purpose")
-            if i == culprit and n == moment and kind == "stops":
-                return results
-            time.sleep(delays[i][n])
-            results[key] = allreduce(at, key, devices[i], message(key, (i + 1.0) * (key + 1))).tolist()
-        return results
-
-    wanted = {key: expected(key, [(i + 1.0) * (key + 1) for i in range(num_devices)]) for key in range(num_calls)}
-    return at, kind, wanted, run([lambda i=i: device(i) for i in range(num_devices)]), goes_wrong
-
-
-def test_three_hundred_random_programs_end_with_the_right_result_or_the_right_error(rng, monkeypatch):
-    monkeypatch.setattr(flight_recorder, "write", lambda reason: "")  # it takes longer than a program
-    kinds = set()
-    for number in range(300):
-        at, kind, wanted, results, goes_wrong = program(rng, number)
-        kinds.add(kind)
-        where = f"program {number} ({kind}): {results}"
-        for result in results:
-            if isinstance(result, dict):
-                result.pop(101, None)  # one device alone meets itself
-                assert all(wanted[key] == value for key, value in result.items()), where
-                assert goes_wrong or kind == "stops" or len(result) == len(wanted), where
-            else:
-                assert goes_wrong and isinstance(result, (BarrierTimeout, BarrierBroken, ArithmeticError)), where
-                assert str(result) == "on purpose" or f"program{number}" in str(result), where
-        assert not goes_wrong or kind == "stops" or any(isinstance(result, Exception) for result in results), where
-        at.open()
-        at.timeout = 60  # from here on nothing goes wrong, however busy the machine is
-        results = run([lambda d=d: allreduce(at, 1, d, SUMS)[0] for d in at.names])
-        assert results == [len(at.names)] * len(at.names), where
-    assert len(kinds) == 5
 
 
 @pytest.fixture
@@ -435,19 +380,6 @@ def test_a_net_that_moves_to_other_devices_counts_its_calls_anew(rng):
             normalised(ys, 1e-5)
 
 
-def test_devices_of_different_dtypes_meet(rng):
-    devices = gp.devices("cpu:2")
-    net = nn.SyncBatchNorm(in_channels=CHANNELS, timeout=60)
-    net.initialize(ctx=devices)
-    for _ in range(5):
-        xs = [mx.nd.array(rng.normal(size=(4, CHANNELS, 5)), devices[0]),
-              mx.nd.array(rng.normal(size=(4, CHANNELS, 5)), devices[1], dtype="float64")]  # fmt: skip
-        with mx.autograd.record():
-            ys = [net(x) for x in xs]
-        mx.autograd.backward(ys)
-        normalised(ys, 1e-5)
-
-
 def test_an_error_while_others_are_told_of_an_error_is_no_success(rng, monkeypatch, capfd):
     devices = gp.devices("cpu:2")
     net = nn.SyncBatchNorm(in_channels=CHANNELS, timeout=0.1)
@@ -564,28 +496,3 @@ def test_ctrl_c_before_the_first_line_of_a_callback_is_an_error_and_no_crash(nam
             gp.parallel_apply(interrupted, [x])
         with mx.autograd.record():
             assert not layer(x).asnumpy().any()
-
-
-def test_attributes_are_read_without_pythons_compiler_which_fails_in_several_threads(monkeypatch):
-    def fail(*_args, **_kwargs):
-        raise SystemError("AST constructor recursion depth mismatch (before=51, after=50)")
-
-    given = {"token": "t1", "axis": "-1", "eps": "1e-05", "momentum": "0.9", "fix_gamma": "False"}
-    with monkeypatch.context() as patch:
-        patch.setattr(builtins, "compile", fail)
-        assert operator.Settings.parse(given) == operator.Settings("t1", -1, 1e-5, 0.9, False, False)
-
-
-def test_operators_that_mxnet_has_deleted_are_forgotten():
-    layer = gp.nn.SyncBatchNorm(in_channels=2)
-    layer.initialize(ctx=mx.cpu(0))
-    with mx.autograd.record():
-        y = layer(mx.nd.ones((4, 2)))
-    kept = operator._states, operator.props
-    before = [len(some) for some in kept]
-    y.backward()
-    del y
-    end = time.monotonic() + 60
-    while time.monotonic() < end and any(len(some) >= old for some, old in zip(kept, before)):
-        time.sleep(0.01)  # MXNet deletes them after it has told that they are done
-    assert all(len(some) < old for some, old in zip(kept, before))

@@ -25,21 +25,20 @@ _ONE_TOWER_PER_DEVICE = (
 )
 
 
-def _check_alike(arrays: Sequence[mx.nd.NDArray], what: str = "arrays") -> None:
-    """Refuse arrays that differ, by name, before anything is changed."""
+def _check(arrays: Sequence[mx.nd.NDArray], what: str, remedy: str) -> None:
+    """Refuse, by name, what is not one array per device, all alike and all copies of one parameter, if of any."""
     if not isinstance(arrays, (list, tuple)):
         raise ArrayMismatch(f"{what}: expected a list of NDArrays, one per device, got {type(arrays).__name__}")
-    for index, array in enumerate(arrays):
-        if not isinstance(array, mx.nd.NDArray):
-            hint = "; pass the gradients alone, without their variables" if isinstance(array, tuple) else ""
-            kind = type(array).__name__
-            if isinstance(array, np.ndarray):
-                kind, hint = "numpy.ndarray", "; write mx.nd.array(array, ctx=device)"
-            raise ArrayMismatch(f"{what}[{index}]: expected an NDArray, got {kind}{hint}")
     if not arrays:
         raise ArrayMismatch(f"{what}: got an empty list; expected one NDArray per device")
-    first = arrays[0]
-    for index, array in enumerate(arrays[1:], start=1):
+    for index, array in enumerate(arrays):
+        if not isinstance(array, mx.nd.NDArray):
+            hints = {tuple: "; pass the gradients alone, without their variables",
+                     np.ndarray: "; write mx.nd.array(array, ctx=device)"}  # fmt: skip
+            kind = "numpy.ndarray" if isinstance(array, np.ndarray) else type(array).__name__
+            raise ArrayMismatch(f"{what}[{index}]: expected an NDArray, got {kind}{hints.get(type(array), '')}")
+    first, owners = arrays[0], [fresh.owner_of(array) for array in arrays]
+    for index, (array, owner) in enumerate(zip(arrays, owners)):
         for aspect in ("shape", "dtype", "stype"):
             got, wanted = getattr(array, aspect), getattr(first, aspect)
             if got != wanted:
@@ -49,26 +48,21 @@ def _check_alike(arrays: Sequence[mx.nd.NDArray], what: str = "arrays") -> None:
                 )
         if any(array is other for other in arrays[:index]):
             raise ArrayMismatch(f"{what}[{index}] is the same array as an earlier one; pass each device's own copy")
-
-
-def _check_copies(arrays: Sequence[mx.nd.NDArray], what: str, remedy: str) -> None:
-    """Refuse arrays that are not all copies of one parameter, one per device: the lists may be transposed."""
-    devices, owners = [array.ctx for array in arrays], [fresh.owner_of(array) for array in arrays]
-    first = owners[0]
-    for index, (device, owner) in enumerate(zip(devices, owners)):
-        if device in devices[:index]:
-            raise ArrayMismatch(f"{what}[{index}] is on {device}, as {what}[{devices.index(device)}] is; {remedy}")
-        if owner != first and owner is not None and first is not None:
+        if remedy and array.ctx in (devices := [other.ctx for other in arrays[:index]]):
+            where = f"{what}[{devices.index(array.ctx)}]"
+            raise ArrayMismatch(f"{what}[{index}] is on {array.ctx}, as {where} is; {remedy}")
+        if remedy and owner != owners[0] and owner is not None and owners[0] is not None:
             raise ArrayMismatch(
-                f"{what}[{index}] is the {owner[1]} of {owner[0].name}, but {what}[0] the {first[1]} of "
-                f"{first[0].name}; {remedy}"
+                f"{what}[{index}] is the {owner[1]} of {owner[0].name}, but {what}[0] the {owners[0][1]} of "
+                f"{owners[0][0].name}; {remedy}"
             )
-    if first is not None and len(arrays) < len(first[0].list_ctx()):
-        used = zip(first[0].list_ctx(), fresh.flags(first[0]))
-        left_out = [str(one) for one, is_fresh in used if one not in devices and (is_fresh or first[1] == "value")]
+    if remedy and owners[0] is not None and len(arrays) < len(owners[0][0].list_ctx()):
+        (parameter, kind), devices = owners[0], [array.ctx for array in arrays]
+        used = zip(parameter.list_ctx(), fresh.flags(parameter))
+        left_out = [str(one) for one, is_fresh in used if one not in devices and (is_fresh or kind == "value")]
         if left_out:
             raise ArrayMismatch(
-                f"{what}: the {first[1]} of {first[0].name} is given on {', '.join(map(str, devices))}, but not on "
+                f"{what}: the {kind} of {parameter.name} is given on {', '.join(map(str, devices))}, but not on "
                 f"{', '.join(left_out)}; {remedy}"
             )
 
@@ -100,7 +94,7 @@ def allreduce_each(lists: Iterable[Sequence[mx.nd.NDArray]], priority: int = 0) 
     """:func:`allreduce` of several lists, the most urgent first, which takes less time than one call for each."""
     lists = list(lists)
     for arrays in lists:
-        _check_alike(arrays)
+        _check(arrays, "arrays", remedy="")
     CopySums(lists).push(priority)
 
 
@@ -130,8 +124,7 @@ def allreduce(arrays: Sequence[mx.nd.NDArray], priority: int = 0) -> None:
         >>> grads[1].asnumpy().tolist()
         [11.0, 22.0]
     """
-    _check_alike(arrays)
-    _check_copies(arrays, "arrays", _GRADIENTS)
+    _check(arrays, "arrays", _GRADIENTS)
     with _noted([arrays]):
         allreduce_each([arrays], priority)
 
@@ -152,8 +145,7 @@ def broadcast(arrays: Sequence[mx.nd.NDArray]) -> None:
         >>> weights[1].asnumpy().tolist()
         [1.0, 1.0]
     """
-    _check_alike(arrays)
-    _check_copies(arrays, "arrays", _VALUES)
+    _check(arrays, "arrays", _VALUES)
     with mx.autograd.pause(), _noted([arrays], zero=False):
         for array in arrays[1:]:
             as_legacy(arrays[0]).copyto(as_legacy(array))
@@ -197,8 +189,7 @@ def average_gradients(tower_grads: Iterable[Sequence[mx.nd.NDArray]]) -> list[Se
             raise ArrayMismatch(f"tower_grads[{device}] holds gradients on several devices; {_ONE_TOWER_PER_DEVICE}")
     parameters = [list(copies) for copies in zip(*tower_grads)]
     for index, copies in enumerate(parameters):
-        _check_alike(copies, f"gradients of parameter {index}")
-        _check_copies(copies, f"gradients of parameter {index}", _ONE_TOWER_PER_DEVICE)
+        _check(copies, f"gradients of parameter {index}", _ONE_TOWER_PER_DEVICE)
         if copies[0].stype == "default" and np.dtype(copies[0].dtype).kind not in "fV":
             raise ArrayMismatch(
                 f"gradients of parameter {index} are {_name(copies[0].dtype)}, which has no exact mean; use allreduce"

@@ -170,7 +170,8 @@ def clip_global_norm(
     firsts: dict[mx.gluon.Parameter, mx.nd.NDArray] = {}
     counted, copies = [], []
     for array in arrays:
-        parameter = parameter_of(array)
+        parameter, what = owner_of(array) or (None, "")
+        parameter = parameter if what == "gradient" else None
         first = array if parameter is None else firsts.setdefault(parameter, array)
         if parameter is None or first is array:
             counted.append(array)
@@ -187,12 +188,6 @@ def clip_global_norm(
     for first, array in copies:
         as_legacy(first).copyto(as_legacy(array))
     return norm
-
-
-def parameter_of(array: mx.nd.NDArray) -> mx.gluon.Parameter | None:
-    """The parameter whose gradient this array is, on one of its devices."""
-    owner = owner_of(array)
-    return owner[0] if owner is not None and owner[1] == "gradient" else None
 
 
 def owner_of(array: mx.nd.NDArray) -> tuple[mx.gluon.Parameter, str] | None:

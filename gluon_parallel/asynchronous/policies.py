@@ -114,9 +114,8 @@ class Immediate(Store):
         self.bound, self.strength = bound, strength
 
     def _may_start(self, worker):
-        if self.bound is None:
-            return True
-        return self._num_pushes[worker] - min(self._num_pushes[other] for other in self._active) <= self.bound
+        slowest = min(self._num_pushes[other] for other in self._active)
+        return self.bound is None or self._num_pushes[worker] - slowest <= self.bound
 
     def _received(self, worker, grant, gradient, num_samples):
         if self.strength:
@@ -126,7 +125,7 @@ class Immediate(Store):
 
 
 class Apart(Store):
-    """Base of the modes in which every worker steps by itself, from weights and with an optimizer state of its own."""
+    """Base of modes in which every worker steps by itself, from weights and with an optimizer state of its own."""
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
@@ -137,8 +136,8 @@ class Apart(Store):
         return self._own.get(worker, self.weights)
 
     def _received(self, worker, grant, gradient, num_samples):
-        own, self._states[worker] = self._update(grant.weights, gradient, self._states.get(worker, ()), self.lr)
-        self._own[worker] = own
+        state = self._states.get(worker, ())
+        self._own[worker], self._states[worker] = self._update(grant.weights, gradient, state, self.lr)
         return True
 
 

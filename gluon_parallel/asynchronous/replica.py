@@ -1,11 +1,12 @@
-"""Replica of a net on one device, with its weights and gradients as flat arrays."""
+"""Mean gradient of one worker, and the replica of a net on one device, with weights and gradients as flat arrays."""
 
+from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
 import numpy as np
 
 from ..compat import mx
-from ..compat.array_types import as_tuple
+from ..compat.array_types import as_tuple, set_zero
 from ..errors import AsynchronousUnsupported, GradientUnavailable
 from ..nn.blocks import blocks_of
 from ..sample_loss import LossPerSample
@@ -25,16 +26,38 @@ def refuse_sync_batch_norm(net: Any) -> None:
             )
 
 
-class Replica:
+class MeanGradient:
+    """What a worker computes of a batch, on the `devices` that have the net; `reduction` is that of its loss."""
+
+    def __init__(self, net: Any, loss: Callable, devices: Sequence[Any], reduction: Optional[str]) -> None:
+        refuse_sync_batch_norm(net)
+        self.net, self.loss, self.devices, self._losses = net, loss, devices, LossPerSample(reduction)
+        self._trained = [one for one in net.collect_params().values() if one.grad_req != "null"]
+
+    def run(self, batch: Any) -> tuple[Any, int]:
+        """The mean loss over a batch and the number of its samples; the devices' gradients add up to its gradient."""
+        batch = tuple(as_tuple(part) for part in batch)
+        count, shards = num_samples(batch), split_and_load(batch, self.devices)
+        sizes = [num_samples(shard) for shard in shards]
+        mean = self._losses.backward(self._run, shards, sizes, self.devices[: len(shards)], 1 / count)
+        for parameter in self._trained:
+            for gradient in parameter.list_grad()[len(shards) :]:
+                set_zero(gradient)  # a device without samples
+        return mean, count
+
+    def _run(self, inputs: tuple, labels: tuple) -> Any:
+        return self.loss(*as_tuple(self.net(*inputs)), *labels)
+
+
+class Replica(MeanGradient):
     """A net on one device; no other replica may use the block, which is initialised there, or not at all.
 
     AsynchronousUnsupported: the net has layers in which devices meet, or weights that are not float32.
     """
 
     def __init__(self, net: Any, loss: Callable, device: Any, reduction: Optional[str] = None) -> None:
-        refuse_sync_batch_norm(net)
-        self.net, self.loss, self.device, self._losses = net, loss, device, LossPerSample(reduction)
-        parameters = net.collect_params()
+        super().__init__(net, loss, [device], reduction)
+        self.device, parameters = device, net.collect_params()
         for parameter in parameters.values():
             if parameter.grad_req != "null" and np.dtype(parameter.dtype) != np.float32:
                 raise AsynchronousUnsupported(
@@ -47,17 +70,12 @@ class Replica:
 
     def prepare(self, batch: Any) -> None:
         """Run the net once, in the caller's thread: shapes that follow from the input are known from then on."""
-        inputs, _labels = self._load(batch)
+        [inputs] = split_and_load(as_tuple(batch[0]), [self.device])
         with mx.autograd.pause():
             self.net(*inputs)
         named = self.net._collect_params_with_prefix()
         self._names = {id(parameter): name for name, parameter in named.items()}
-        self._trained = [p for p in self.net.collect_params().values() if p.grad_req != "null"]
         self._statistics = [p for p in self.net.collect_params().values() if p.grad_req == "null"]
-
-    def _load(self, batch: Any) -> tuple:
-        [(inputs, labels)] = split_and_load(tuple(as_tuple(part) for part in batch), [self.device])
-        return inputs, labels
 
     def get_weights(self) -> Array:
         return concatenate([parameter.data(self.device).asnumpy() for parameter in self._trained])
@@ -81,10 +99,8 @@ class Replica:
 
     def gradient(self, weights: Array, batch: Any) -> tuple[float, Array, int]:
         """The mean loss over a batch at these weights, its gradient, and the number of samples; waits for them."""
-        inputs, labels = self._load(batch)
         self.set_weights(weights)
-        count = num_samples((inputs, labels))
-        mean = self._losses.backward(self._run, [(inputs, labels)], [count], [self.device], 1 / count)
+        mean, count = self.run(batch)
         for parameter in self._trained:
             if not parameter.data(self.device)._fresh_grad:
                 raise GradientUnavailable(
@@ -94,9 +110,6 @@ class Replica:
             parameter.data(self.device)._fresh_grad = False
         gradient = concatenate([parameter.grad(self.device).asnumpy() for parameter in self._trained])
         return mean.asnumpy().item(), gradient, count
-
-    def _run(self, inputs: tuple, labels: tuple) -> Any:
-        return self.loss(*as_tuple(self.net(*inputs)), *labels)
 
     def _cut(self, weights: Array) -> list[Array]:
         return cut(weights, [parameter.shape for parameter in self._trained])

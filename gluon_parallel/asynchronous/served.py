@@ -9,12 +9,11 @@ import numpy as np
 from ..allreduce import allreduce_each
 from ..allreduce.gradients import clip
 from ..compat import mx
-from ..compat.array_types import as_legacy, as_tuple, set_zero
+from ..compat.array_types import as_legacy, as_tuple
 from ..kvstore.reserved_keys import CLOCK
-from ..sample_loss import LossPerSample
-from ..split import as_devices, num_samples, split_and_load
+from ..split import as_devices
 from .processes import check_store
-from .replica import refuse_sync_batch_norm
+from .replica import MeanGradient
 from .staleness import Staleness
 from .training import Pass
 
@@ -59,36 +58,7 @@ def tick(clock: np.ndarray, message: np.ndarray) -> np.ndarray:
     return clock
 
 
-class Clock:
-    """A process's view of the server's clock; made before the store, ``dist_async``, is sent its optimizer."""
-
-    def __init__(self, store: Any) -> None:
-        self.store = store
-        self._newest = mx.nd.zeros(1 + store.num_workers * (MOST + 1), ctx=mx.cpu())
-        store.init(CLOCK, self._newest)
-
-    def pull(self) -> None:
-        """Read the clock; waits for it, so that weights that are pulled afterwards are not older than it says."""
-        self.store.pull(CLOCK, out=self._newest)
-        self._newest.wait_to_read()
-
-    def push(self) -> None:
-        """Say that this process has pushed an update, from weights as old as the last :meth:`pull`."""
-        message = np.zeros(self._newest.shape, np.float32)
-        message[:2] = self.store.rank, self._newest[0].asscalar()
-        self.store.push(CLOCK, mx.nd.array(message, ctx=mx.cpu()))
-
-    @property
-    def staleness(self) -> Staleness:
-        """Of all processes' updates until the last :meth:`pull`."""
-        found = Staleness(self.store.num_workers)
-        counts = self._newest[1:].asnumpy().reshape(self.store.num_workers, MOST + 1)
-        for worker, histogram in enumerate(counts):
-            found.histograms[worker].update({int(at): int(histogram[at]) for at in np.flatnonzero(histogram)})
-        return found
-
-
-class Served:
+class Served(MeanGradient):
     """``async`` across processes: the weights and the optimizer live on MXNet's servers (``dist_async``).
 
     Each process pulls the newest weights, computes the mean gradient over its devices, and pushes it; the server
@@ -114,28 +84,31 @@ class Served:
     def __init__(self, net: Any, loss: Callable, devices: Sequence[Any], store: Any, optimizer: str = "sgd",
                  optimizer_params: Optional[dict] = None, clip_global_norm: Optional[float] = None,
                  reduction: Optional[str] = None) -> None:  # fmt: skip
-        self._losses = LossPerSample(reduction)
         check_store("async", store)
-        refuse_sync_batch_norm(net)
-        self.net, self.loss, self.devices, self.store = net, loss, as_devices(devices), store
-        self.clip_global_norm = clip_global_norm
+        super().__init__(net, loss, as_devices(devices), reduction)
+        self.store, self.clip_global_norm = store, clip_global_norm
         params = dict(optimizer_params or {})
         params["learning_rate"] = params.get("learning_rate", 0.01) / store.num_workers
-        self._trained = [p for p in net.collect_params().values() if p.grad_req != "null"]
         for key, parameter in enumerate(self._trained):
             store.init(key, parameter.list_data()[0])
-        self._clock = Clock(store)
+        self._clock = mx.nd.zeros(1 + store.num_workers * (MOST + 1), ctx=mx.cpu())  # as it was pulled last
+        store.init(CLOCK, self._clock)
         store.set_optimizer(Counting(mx.optimizer.create(optimizer, **params)))
         self.pull()
 
     @property
     def staleness(self) -> Staleness:
         """Of all processes' updates until the last :meth:`pull`, as the server counted them."""
-        return self._clock.staleness
+        found = Staleness(self.store.num_workers)
+        counts = self._clock[1:].asnumpy().reshape(self.store.num_workers, MOST + 1)
+        for worker, histogram in enumerate(counts):
+            found.histograms[worker].update({int(at): int(histogram[at]) for at in np.flatnonzero(histogram)})
+        return found
 
     def pull(self) -> None:
         """Take the newest weights."""
-        self._clock.pull()  # first, so that staleness is never understated
+        self.store.pull(CLOCK, out=self._clock)
+        self._clock.wait_to_read()  # before the weights, so that staleness is never understated
         for key, parameter in enumerate(self._trained):
             self.store.pull(key, out=parameter.list_data(), priority=-key)
 
@@ -146,11 +119,11 @@ class Served:
         processes' updates meanwhile, and `updates` and `steps` are this process's.
         """
         total, samples, steps, begin, before = 0.0, 0, 0, time.perf_counter(), self.staleness
-        for inputs, labels in (tuple(as_tuple(part) for part in batch) for batch in batches):
-            if not len(inputs[0]):
+        for inputs, labels in batches:
+            if not len(as_tuple(inputs)[0]):
                 continue  # there are fewer samples in the last batch than processes
             self.pull()
-            loss, count = self._step(inputs, labels)
+            loss, count = self.run((inputs, labels))
             self._push()
             value = loss.asnumpy().item()
             total, samples, steps = total + value * count, samples + count, steps + 1
@@ -163,19 +136,6 @@ class Served:
             total / samples, samples, steps, time.perf_counter() - begin, (steps,), self.staleness.since(before)
         )
 
-    def _step(self, inputs: tuple, labels: tuple) -> tuple[Any, int]:
-        count = num_samples((inputs, labels))
-        shards = split_and_load((inputs, labels), self.devices)
-        sizes = [num_samples(shard) for shard in shards]
-        mean = self._losses.backward(self._run, shards, sizes, self.devices[: len(shards)], 1 / count)
-        for parameter in self._trained:
-            for gradient in parameter.list_grad()[len(shards) :]:
-                set_zero(gradient)  # a device without samples
-        return mean, count
-
-    def _run(self, inputs: tuple, labels: tuple) -> Any:
-        return self.loss(*as_tuple(self.net(*inputs)), *labels)
-
     def _push(self) -> None:
         """Push the sum of this process's gradients, and then tell the clock."""
         allreduce_each([parameter.list_grad() for parameter in self._trained])
@@ -184,4 +144,6 @@ class Served:
             clip([[gradient] for gradient in gradients], self.clip_global_norm)
         for key, gradient in enumerate(gradients):
             self.store.push(key, gradient, priority=-key)
-        self._clock.push()
+        message = np.zeros(self._clock.shape, np.float32)
+        message[:2] = self.store.rank, self._clock[0].asscalar()
+        self.store.push(CLOCK, mx.nd.array(message, ctx=mx.cpu()))

@@ -182,7 +182,7 @@ def differences(results: list[dict], reference: dict) -> dict[str, float]:
 
 
 def plot(found: dict[str, dict[str, float]], tolerance: float, path: os.PathLike) -> None:
-    """Draw the differences of every run as points, with the tolerance as a line; equal parameters stand at the left."""
+    """Draw the differences of every run, equal ones at the left edge, others than numbers at the right one."""
     from matplotlib.figure import Figure  # without a window, and only for those who draw
 
     names = sorted({name for shares in found.values() for name in shares})
@@ -192,14 +192,8 @@ def plot(found: dict[str, dict[str, float]], tolerance: float, path: os.PathLike
     axes = figure.subplots()
     for number, (run, shares) in enumerate(found.items()):
         places = np.arange(len(names)) + (number - (len(found) - 1) / 2) * 0.3
-        shown = [shares.get(name, 0.0) for name in names]
-        at = [value if 0 < value < np.inf else lowest if value == 0 else highest for value in shown]
-        [points] = axes.plot(at, places, "o", markersize=5, label=f"{run} (devices x processes)", clip_on=False)
-        for value, x, y in zip(shown, at, places):
-            if not 0 < value < np.inf:
-                word = "equal" if value == 0 else f"{value}"
-                axes.annotate(word, (x, y), (5 if value == 0 else -5, 0), textcoords="offset points", fontsize=7,
-                              color=points.get_color(), ha="left" if value == 0 else "right", va="center")  # fmt: skip
+        at = np.clip(np.nan_to_num([shares.get(name, 0.0) for name in names], nan=np.inf), lowest, highest)
+        axes.plot(at, places, "o", markersize=5, label=f"{run} (devices x processes)", clip_on=False)
     axes.axvline(tolerance, color="black", linestyle="--", linewidth=1, label=f"tolerance, {tolerance:g}")
     axes.set(xscale="log", xlim=(lowest, highest), ylim=(len(names) - 0.4, -0.6))
     axes.set_xlabel("largest difference from one device, as a share of the parameter's largest value")
@@ -257,8 +251,8 @@ def main(options: Any) -> int:
     plan = Plan(*(getattr(options, name) for name in Plan._fields))
     tolerance: Optional[float] = options.tolerance
     if tolerance is None:
-        exact = plan.dtype == "float64" and (options.engine != "ps" or options.processes == 1)
-        tolerance = 1e-6 if exact else 1e-3  # MXNet's servers may keep float64 as float32
+        exact = plan.dtype == "float64" and (ENGINES[options.engine].keeps_float64 or options.processes == 1)
+        tolerance = 1e-6 if exact else 1e-3
     _check(options)
     contexts = parse_devices(spec)
     if len(contexts) % plan.stages:

@@ -27,14 +27,6 @@ OF_SHARDS = (  # for `warn_of_statistics`
 )
 
 
-def check_is_trainer(trainer: object) -> None:
-    """Refuse a trainer of ``DataParallel`` that is none."""
-    if not isinstance(trainer, mx.gluon.Trainer):
-        raise ValueError(
-            f"trainer: expected a gluon.Trainer, got {type(trainer).__name__}; the order is (net, loss, trainer)"
-        )
-
-
 def check_count(name: str, value: object) -> None:
     """Refuse an argument that is no whole number of at least 1; NumPy's are."""
     if not isinstance(value, numbers.Integral) or value < 1:
@@ -80,8 +72,10 @@ def check_devices(trainer: mx.gluon.Trainer, devices: Sequence[mx.Context]) -> N
             )
 
 
-def check_trainer(net: mx.gluon.Block, trainer: mx.gluon.Trainer) -> None:
-    """Refuse a trainer that holds none of the parameters of the net."""
+def check_trainer(net: mx.gluon.Block, trainer: object, call: str) -> None:
+    """Refuse what is no trainer, or holds none of the net's parameters; `call` shows its place."""
+    if not isinstance(trainer, mx.gluon.Trainer):
+        raise ValueError(f"trainer: expected a gluon.Trainer, got {type(trainer).__name__}; the order is {call}")
     own = net.collect_params().values()
     if new := [parameter.name for parameter in own if parameter._data is None and not parameter._deferred_init]:
         raise GradientUnavailable(
@@ -169,8 +163,8 @@ def call_in_words(inputs: Sequence[Nested], labels: Sequence[Nested], error: obj
     )
 
 
-def refuse_sparse(trainer: mx.gluon.Trainer) -> None:
-    """Refuse row_sparse weights, and row_sparse gradients that the store does not sum."""
+def refuse_sums(trainer: mx.gluon.Trainer) -> None:
+    """Refuse row_sparse weights, and sums that the store cannot make: of row_sparse or of compressed gradients."""
     weights = [parameter.name for parameter in trainer._params if parameter._stype != "default"]
     if weights:
         raise GradientUnavailable(
@@ -178,8 +172,13 @@ def refuse_sparse(trainer: mx.gluon.Trainer) -> None:
             "gluon.Trainer alone, or use a dense weight with sparse_grad=True"
         )
     gradients = [parameter.name for parameter in trainable(trainer) if parameter._grad_stype != "default"]
-    store = trainer._kvstore_params["kvstore"]
+    parameters, store = trainer._compression_params, trainer._kvstore_params["kvstore"]
     name = str(getattr(store, "type", store)).lower()
+    if parameters and name.startswith(("dist", "horovod")):
+        raise ValueError(
+            f"compression_params={parameters!r}: over the store {name!r} the gradients' sum (MXNet's pushpull) "
+            "cannot be compressed; leave compression_params out, or take the store mpi, which compresses"
+        )
     if isinstance(store, str) and len(trainer._contexts) > 1:  # for one, MXNet may do without a store
         store = mx.kv.KVStoreBase.kv_registry.get(name)
     kind = store if isinstance(store, type) else type(store)
@@ -190,17 +189,6 @@ def refuse_sparse(trainer: mx.gluon.Trainer) -> None:
             f"{', '.join(gradients)}: the store {name!r} does not sum row_sparse gradients for an update on the "
             "devices; take the store mpi, build the layer with sparse_grad=False, or train with gluon.Trainer alone "
             "over dist_sync"
-        )
-
-
-def refuse_compression(trainer: mx.gluon.Trainer) -> None:
-    """Of the stores that meet other processes, only ours over MPI can compress and keep the counts of samples."""
-    parameters, store = trainer._compression_params, trainer._kvstore_params["kvstore"]
-    name = str(getattr(store, "type", store)).lower()
-    if parameters and name.startswith(("dist", "horovod")):
-        raise ValueError(
-            f"compression_params={parameters!r}: over the store {name!r} the gradients' sum (MXNet's pushpull) "
-            "cannot be compressed; leave compression_params out, or take the store mpi, which compresses"
         )
 
 
@@ -231,31 +219,23 @@ def can_shard(trainer: mx.gluon.Trainer, kvstore: mx.kv.KVStoreBase | str | None
     return True
 
 
-_GRAPH = (
-    "That graph cannot be converted: build the net that it was exported from, with its prefix, and load the graph's "
-    "values by net.collect_params().load('name-0000.params'). Then "
-)
-
-
-def batch_norms_of(net: mx.gluon.Block) -> str:
-    """The BatchNorm layers that normalise by a shard's statistics, as a sentence begins; "" if there are none."""
-    found: list[str] = []
-    for block in blocks_of(net):
-        if type(block) is mx.gluon.nn.BatchNorm and not block._kwargs["use_global_stats"]:
-            found.append(block.name)
-        elif isinstance(block, mx.gluon.SymbolBlock):
-            found.extend(plain_batch_norms(block))
-    more = f"and {len(found) - 1} more layers are" if len(found) > 1 else "is"
-    return f"{found[0]} {more}" if found else ""
-
-
 def warn_of_statistics(net: mx.gluon.Block, num_parts: int, store: mx.kv.KVStoreBase | None, text: str) -> None:
     """Warn, on the first process, of BatchNorm layers with the statistics of one of so many parts of its batch each."""
     num_workers, rank = (1, 0) if store is None else (store.num_workers, store.rank)
-    layers = batch_norms_of(net)
-    if layers and not rank and num_parts * num_workers > 1:
-        graphs = [block for block in blocks_of(net) if isinstance(block, mx.gluon.SymbolBlock)]
-        graph = _GRAPH if any(map(plain_batch_norms, graphs)) else ""
+    if rank or num_parts * num_workers == 1:
+        return
+    found, graph = [], ""
+    for block in blocks_of(net):
+        if type(block) is mx.gluon.nn.BatchNorm and not block._kwargs["use_global_stats"]:
+            found.append(block.name)
+        elif isinstance(block, mx.gluon.SymbolBlock) and (norms := plain_batch_norms(block)):
+            found.extend(norms)
+            graph = (
+                "That graph cannot be converted: build the net that it was exported from, with its prefix, and load "
+                "the graph's values by net.collect_params().load('name-0000.params'). Then "
+            )
+    if found:
+        layers = f"{found[0]} and {len(found) - 1} more layers are" if len(found) > 1 else f"{found[0]} is"
         text = text.format(kvstore=", kvstore=store" if num_workers > 1 else "", graph=graph)
         silence = "import warnings; warnings.filterwarnings('ignore', category=gp.errors.StatisticsPerDevice)"
         warn(f"{layers} BatchNorm: {text}: {silence}", StatisticsPerDevice)

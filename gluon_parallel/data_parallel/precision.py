@@ -26,8 +26,7 @@ PRECISIONS = ("float32", "bfloat16", "float16")
 _SMALLEST_SCALE = 2.0**-24  # MXNet's largest one is 2**24; gradients that overflow even here are not finite at all
 _ARRAYS_AT_ONCE = 200  # that `multi_all_finite` checks in one call
 
-_WITHOUT_INPUTS = ("_arange", "_eye", "_full", "_linspace", "_ones", "_zeros", "_zeros_without_dtype", "normal",
-                   "uniform", "_sample_unique_zipfian")  # fmt: skip
+_WITHOUT_INPUTS = "_arange _eye _full _linspace _ones _zeros _zeros_without_dtype normal uniform _sample_unique_zipfian"
 _NO_FLOAT16 = (
     "MXNet 1.9.1 has no float16 matrix product on CPUs, which dense, convolutional and recurrent layers need. Use "
     "bfloat16 there (gp.set_precision('bfloat16', devices); it needs AVX-512), or train on GPUs"
@@ -65,14 +64,11 @@ def set_precision(precision: str, devices: Sequence[mx.Context]) -> None:
             "undone; set it in a new process"
         )
     _refuse_on_cpus(precision, as_devices(devices), f"precision {precision!r}")
-    if precision != "float32" and before is None:
-        _initialise(precision)
-
-
-def _initialise(precision: str) -> None:
-    """MXNet's ``amp.init``, with three of its faults worked around."""
+    if precision == "float32" or before is not None:
+        return
     from mxnet.contrib import amp  # here: a process without mixed precision does not need it
 
+    # Its `init`, with three of its faults worked around.
     amp_module: Any = sys.modules["mxnet.contrib.amp.amp"]
     in_float32 = amp_module.list_fp32_ops(BFLOAT16 if precision == "bfloat16" else np.dtype(precision))
     cast, multicast = amp_module._cast_symbol_NDArray, mx.sym.amp_multicast
@@ -86,7 +82,7 @@ def _initialise(precision: str) -> None:
     mx.sym.amp_multicast = lambda *arrays, **options: multicast(*(_apart(one, precision) for one in arrays), **options)
     # Operators without inputs, such as the zeros that a recurrent layer begins with, have nothing to be cast.
     random = [name for name in in_float32 if name.lstrip("_").startswith("random_") and not name.endswith("_like")]
-    amp.init(precision, fp32_ops=[name for name in in_float32 if name not in (*_WITHOUT_INPUTS, *random)])
+    amp.init(precision, fp32_ops=[name for name in in_float32 if name not in (*_WITHOUT_INPUTS.split(), *random)])
 
 
 def _apart(array: mx.sym.Symbol | mx.nd.NDArray, dtype: DTypeLike) -> mx.sym.Symbol | mx.nd.NDArray:
@@ -163,7 +159,7 @@ def refuse_unsupported(
                 f"parameter {parameter.name} is bfloat16, which MXNet's optimizers do not know; leave net.cast out and "
                 "call gp.set_precision('bfloat16', devices) before the net is made: its weights stay float32"
             )
-    if _scaler(trainer) is not None and (trainer._compression_params or {}).get("type") == "2bit":
+    if getattr(trainer, "_amp_loss_scaler", None) and (trainer._compression_params or {}).get("type") == "2bit":
         raise PrecisionUnsupported(
             "loss scaling with compression_params of 2 bits: an overflow would be sent as the threshold, and stay in "
             "the residual for good; use {'type': 'fp16'}, or none"
@@ -178,10 +174,6 @@ def refuse_16_bits_on_cpus(net: mx.gluon.Block, devices: Sequence[mx.Context]) -
     for block in blocks_of(net):
         if isinstance(block, layers) and any(np.dtype(one.dtype) == np.float16 for one in block._reg_params.values()):
             _refuse_on_cpus("float16", devices, f"layer {block.name} with float16 weights")
-
-
-def _scaler(trainer: mx.gluon.Trainer) -> mx.contrib.amp.loss_scaler.LossScaler | None:
-    return getattr(trainer, "_amp_loss_scaler", None)
 
 
 class LossScaling:
@@ -199,10 +191,15 @@ class LossScaling:
         self._trainer = trainer
         self._sum: BackgroundSum | None = None
         self.num_skipped = 0
-        if _scaler(trainer) is None and active_precision() == "float16":
+        if self._scaler is None and active_precision() == "float16":
             from mxnet.contrib import amp  # float16 without a scale loses small gradients in silence
 
             amp.init_trainer(trainer)
+
+    @property
+    def _scaler(self) -> Any:
+        """MXNet's, or None."""
+        return getattr(self._trainer, "_amp_loss_scaler", None)
 
     def restart(self) -> None:
         """Agree anew with the processes that are left after a loss."""
@@ -211,16 +208,12 @@ class LossScaling:
     @property
     def scale(self) -> float:
         """What the loss is multiplied by now."""
-        scaler = _scaler(self._trainer)
-        return 1.0 if scaler is None else scaler.loss_scale
+        return 1.0 if self._scaler is None else self._scaler.loss_scale
 
     @contextlib.contextmanager
     def unscaling(self) -> Iterator[None]:
         """Within this block the trainer divides gradients by the scale; it does not look for overflows by itself."""
-        trainer, scaler = self._trainer, _scaler(self._trainer)
-        if scaler is None:
-            yield
-            return
+        trainer, scaler = self._trainer, self._scaler
         before = trainer._scale
         trainer._scale = trainer._amp_original_scale / scaler.loss_scale
         trainer._amp_loss_scaler = None  # its own check sees one device, and gradients of earlier steps
@@ -235,9 +228,7 @@ class LossScaling:
         They are one copy of each parameter's, summed over all devices and processes. NotFinite: they overflow at the
         smallest scale as well.
         """
-        scaler = _scaler(self._trainer)
-        if scaler is None:
-            return False
+        scaler = self._scaler
         # Processes may have reached different parameters, so each has looked at gradients that others have not.
         if self._sum is None:
             self._sum = BackgroundSum(self._trainer._kvstore, OVERFLOW, 1)

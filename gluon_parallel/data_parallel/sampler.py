@@ -45,7 +45,7 @@ class BatchSampler(mx.gluon.data.Sampler):
     Attributes:
         epoch: of the next pass; a pass that ran to its end moves it on.
         start: the batch that the next pass begins with.
-        rank, num_workers: as given.
+        length, rank, num_workers: as given.
 
     Raises:
         BatchMismatch: an argument makes no sense, or "discard" leaves nothing.
@@ -80,7 +80,7 @@ class BatchSampler(mx.gluon.data.Sampler):
         if last_batch not in self._LAST_BATCH:
             words = ", ".join(map(repr, self._LAST_BATCH))
             raise BatchMismatch(f"sampler: last_batch={last_batch!r} is none of {words}")
-        self._length, self.rank, self.num_workers = length, rank, num_workers
+        self.length, self.rank, self.num_workers = length, rank, num_workers
         self._shuffle, self._seed = shuffle, seed
         self._together = batch_size * num_workers  # samples of all processes' batches of one number
         self._whole, self._rest = divmod(length, self._together)
@@ -130,11 +130,6 @@ class BatchSampler(mx.gluon.data.Sampler):
             raise BatchMismatch(f"sampler: start={start!r}; expected a whole number from 0 to {len(self)}")
         self.epoch, self.start = epoch, start
 
-    @property
-    def length(self) -> int:
-        """How many samples the data set has."""
-        return self._length
-
     def numbers(self, epoch: int) -> np.ndarray:
         """The sample numbers of that epoch's pass, of all processes together and in its order, (N,)."""
         return self._order(self._random(epoch))[: self._num_batches * self._together]
@@ -161,7 +156,7 @@ class BatchSampler(mx.gluon.data.Sampler):
         return np.random.RandomState([self._seed, epoch])
 
     def _order(self, random: np.random.RandomState) -> np.ndarray:
-        order = np.arange(self._length)
+        order = np.arange(self.length)
         return random.permutation(order) if self._shuffle else order
 
     def _pass(self, epoch: int, start: int) -> Iterator[list[int]]:

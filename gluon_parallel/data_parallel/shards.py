@@ -11,7 +11,7 @@ from ..compat.array_types import as_legacy
 from ..engine import make_plain
 from ..errors import CheckpointError
 from ..kvstore.contract import contract, is_distributed
-from ..kvstore.step_plan import StepPlan, count_once, from_one_state
+from ..kvstore.step_plan import StepPlan
 from ..split import map_arrays
 
 # Those that update each value by itself, so that a part of an array is updated as in the whole one; subclasses may not.
@@ -106,7 +106,7 @@ def part_of(array: mx.nd.NDArray, begin: int, end: int) -> mx.nd.NDArray:
 class _Piece(NamedTuple):
     """What one device of this process updates of one parameter; views."""
 
-    place: int  # number of the device
+    device: int  # its number
     weight: mx.nd.NDArray
     gradient: mx.nd.NDArray
     copies: list[mx.nd.NDArray]  # of the weight, on other devices
@@ -154,10 +154,10 @@ class Shards:
                 if begin < end:
                     updater.states[number] = _copied(held, begin, end)
 
-    def owned(self, number: int, place: int) -> tuple[int, int]:
+    def owned(self, number: int, device: int) -> tuple[int, int]:
         """Begin and end of the values of a parameter that a device of this process owns."""
         bounds = self._bounds[number][1]
-        return bounds[place], bounds[place + 1]
+        return bounds[device], bounds[device + 1]
 
     def sum(self, whole: bool) -> None:
         """Sum the gradients over the processes; each gets the sums of what it owns, or with `whole` all of them."""
@@ -167,34 +167,31 @@ class Shards:
         bounds = [self._bounds[number][0] for number in trained]
         contract(self._trainer._kvstore).sum_parts(trained, arrays, bounds, whole)
 
-    def update(self, plan: StepPlan, places: Sequence[int]) -> None:
-        """Update the parameters at these places with their gradients; each device has the sums of what it owns."""
-        trainer, optimizer = self._trainer, self._trainer.optimizer
+    def of_devices(self, plan: StepPlan, places: Sequence[int]) -> list[tuple[list, list, list]]:
+        """For each device (numbers of parameters, gradients, weights): what it updates of those at these places."""
         self.divide()
         if plan is not self._plan:
             self._plan, self._pieces = plan, {}
-        numbers, weights = [plan.numbers[place] for place in places], [plan.weights[place] for place in places]
-        self.with_state.update(numbers)
-        count_once(optimizer, trainer._contexts)
+        found: list[tuple[list, list, list]] = [([], [], []) for _ in self._trainer._updaters]
         with mx.autograd.pause():
-            make_plain(*itertools.chain.from_iterable(weights))
-            for number, place in zip(numbers, places):
+            make_plain(*itertools.chain.from_iterable(plan.weights[place] for place in places))
+            for place in places:
+                number = plan.numbers[place]
+                self.with_state.add(number)
                 if number not in self._pieces:
                     self._pieces[number] = self._pieces_of(number, plan.weights[place], plan.gradients[place])
-            pieces = {number: self._pieces[number] for number in numbers}
-            owners = zip(trainer._updaters, trainer._contexts)
-            for place, (updater, device) in enumerate(from_one_state(optimizer, owners)):
-                here = {number: one for number in numbers for one in pieces[number] if one.place == place}
-                optimizer._set_current_context(device.device_id)
-                # Schedules and Adam's corrections go by these counts, which are the same for all owners.
-                optimizer._update_count([number for number in numbers if number not in here])
-                if here:
-                    updater([*here], [one.gradient for one in here.values()], [one.weight for one in here.values()])
-            for piece in itertools.chain.from_iterable(pieces.values()):
-                for copy in piece.copies:
-                    piece.weight.copyto(copy)
-            self.gather(numbers, weights)
-        plan.mark(False, places)
+                for device, weight, gradient, _ in self._pieces[number]:
+                    for known, one in zip(found[device], (number, gradient, weight)):
+                        known.append(one)
+        return found
+
+    def share(self, plan: StepPlan, places: Sequence[int]) -> None:
+        """Copy what each device of each process has updated to all others."""
+        numbers = [plan.numbers[place] for place in places]
+        for piece in itertools.chain.from_iterable(self._pieces[number] for number in numbers):
+            for copy in piece.copies:
+                piece.weight.copyto(copy)
+        self.gather(numbers, [plan.weights[place] for place in places])
 
     def gather(self, numbers: Sequence[int], arrays: Sequence[Sequence[mx.nd.NDArray]]) -> None:
         """Of arrays that are divided as the parameters of these numbers: give all processes the parts of each.
@@ -207,15 +204,14 @@ class Shards:
 
     def _pieces_of(self, number: int, weights: list[mx.nd.NDArray], gradients: list[mx.nd.NDArray]) -> list[_Piece]:
         pieces = []
-        meets = is_distributed(self._trainer._kvstore)  # then the store copies from the first device to the others
-        for place in range(len(weights)):
-            begin, end = self.owned(number, place)
+        # Between processes, the store copies from the first device to the others.
+        others = weights[:1] if is_distributed(self._trainer._kvstore) else weights
+        for device, (weight, gradient) in enumerate(zip(weights, gradients)):
+            begin, end = self.owned(number, device)
             if begin < end:
-                others = [one for other, one in enumerate(weights[:1] if meets else weights) if other != place]
-                weight, gradient, *copies = (
-                    part_of(array, begin, end) for array in (weights[place], gradients[place], *others)
-                )
-                pieces.append(_Piece(place, weight, gradient, copies))
+                arrays = weight, gradient, *(one for other, one in enumerate(others) if other != device)
+                weight, gradient, *copies = (part_of(array, begin, end) for array in arrays)
+                pieces.append(_Piece(device, weight, gradient, copies))
         return pieces
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Callable
 
 from ..allreduce.gradients import trainable
@@ -14,7 +13,7 @@ from ..kvstore.contract import contract, is_distributed
 from ..nn import convert_by_default, participants, say_what_was_converted
 from ..nn.blocks import net_and_loss
 from ..nn.sync_batch_norm.participants import groups_of
-from ..nn.sync_batch_norm.start import one_step
+from ..nn.sync_batch_norm.start import start_anew
 from ..nn.sync_batch_norm.sync_group import SyncGroup
 from ..sample_loss import LossPerSample
 from ..split import as_devices, cut, map_arrays, num_samples, shard_sizes
@@ -30,10 +29,12 @@ _NAMES = "inputs", "labels"  # of the parts of a batch, for errors
 
 
 class TrainingStep:
-    """Base of :class:`DataParallel` and ``Pipeline``: the update behind their steps, and steps without samples."""
+    """Base of :class:`DataParallel` and ``Pipeline``: a step but for how the batch is cut and run, and its update."""
 
-    loss_scaling: LossScaling | None = None
+    batch_axis: int
+    loss_scaling: Any = None  # :class:`LossScaling` of the trainer
     mean: mx.nd.NDArray | None = None
+    _is_distributed = False  # whether the trainer's store meets other processes
 
     def __init__(self, net: mx.gluon.Block, reduction: str | None, options: UpdateOptions) -> None:
         checks.check_update(options.accumulate, options.clip_global_norm)
@@ -60,32 +61,63 @@ class TrainingStep:
         if self._update is not None:
             self._update.finish()
 
-    def _begin(self, shard: Any, num: int) -> Update:
-        """Begin a step of `num` samples; the first one makes the update, for which `shard` shows shapes and inputs."""
+    def _connect(self, trainer: mx.gluon.Trainer, devices: list[mx.Context], hook: Any, accumulates: bool) -> Any:
+        """Have a trainer update on the devices; refuse what it cannot train. Returns its store, its name, or None."""
+        checks.refuse_sums(trainer)
+        store = first_step.update_on_devices(trainer)
+        self._is_distributed = is_distributed(store)
+        self._update_options = self._update_options._replace(hooked_sum=connect(trainer, hook, store))
+        self.loss_scaling = LossScaling(trainer)
+        refuse_unsupported(self.net, trainer, devices, accumulates)
+        return store
+
+    def _cut(self, batch: tuple[tuple, tuple], num: int) -> Any:
+        """The inputs and labels of `num` samples as shards, a list."""
         raise NotImplementedError
+
+    def _prepare(self, shards: Any) -> Update:
+        """The update of this step; the first step makes it, and `shards` show it shapes. None without samples."""
+        raise NotImplementedError
+
+    def _run(self, shards: Any, num: int) -> mx.nd.NDArray:
+        """Launch the forward and backward passes; returns the mean loss."""
+        raise NotImplementedError
+
+    def _step(self, x: Nested | None, y: Nested, device: mx.Context) -> mx.nd.NDArray:
+        """One step; without samples, its mean loss is on `device`."""
+        if x is None or mx.autograd.is_recording():
+            checks.check_call(x, self._is_distributed)
+        num, shards = 0, None
+        if x is not None:
+            batch = as_tuple(x), as_tuple(y)
+            num = num_samples(batch, self.batch_axis, self._is_distributed, names=_NAMES)
+            shards = self._cut(batch, num) if num else None
+        update = self._prepare(shards)
+        update.begin_step(num)
+        try:
+            if num:
+                mean = self._run(shards, num)
+            else:  # the others' layers meet this process too, and its gradients are zero
+                update.follow(lambda: self._losses.add_nothing(device))
+                mean = as_current(sum(self.parts.values(), mx.nd.zeros(1, ctx=device)))
+        except BaseException as error:  # Ctrl-C too
+            for group in groups_of(self._blocks):  # whose devices wait for no other then
+                group.abandon(error)
+            update.abandon()
+            raise
+        self.num_samples, self.mean = num, mean
+        update.end_step(num)
+        return mean
 
     def _make_update(
         self, trainer: mx.gluon.Trainer, shapes_from: Any, compared: Nested | None, num_parts: int, words: str
     ) -> None:
         """Give all processes the same weights, and make the update; the arguments are those of what this calls."""
-        assert self.loss_scaling is not None
         first_step.broadcast_weights(self.net, trainer, shapes_from)
         store = trainer._kvstore
         self._losses = LossOfParts(self._parts, store) if self._parts else LossPerSample(self._reduction)
         self._update = Update(self._blocks, trainer, self._losses, self.loss_scaling, compared, self._update_options)
         checks.warn_of_statistics(self._blocks, num_parts, store, words)
-
-    def _step_without_samples(self, device: mx.Context) -> mx.nd.NDArray:
-        """Take part in the others' step: their layers meet this process too, and its gradients are zero."""
-        update = self._begin(None, 0)
-        try:
-            update.follow(lambda: self._losses.add_nothing(device))
-        except BaseException:  # Ctrl-C too
-            update.abandon()
-            raise
-        self.num_samples, self.mean = 0, as_current(sum(self._losses.parts.values(), mx.nd.zeros(1, ctx=device)))
-        update.end_step(0)
-        return self.mean
 
 
 class DataParallel(TrainingStep):
@@ -180,10 +212,9 @@ class DataParallel(TrainingStep):
         shard_optimizer: bool = False,
         communication_hook: Any = None,
     ) -> None:
-        checks.check_is_trainer(trainer)
+        checks.check_trainer(net, trainer, "(net, loss, trainer)")
         super().__init__(net, reduction, UpdateOptions(accumulate, clip_global_norm, ignore_stale_grad))
         checks.check_loss(loss, accumulate, reduction)
-        checks.check_trainer(net, trainer)
         self.loss, self.trainer, self._blocks = loss, trainer, net_and_loss(net, loss)
         self.devices = as_devices(trainer._check_contexts() if devices is None else devices)
         self.batch_axis, self.accumulate = batch_axis, int(accumulate)
@@ -193,13 +224,7 @@ class DataParallel(TrainingStep):
         self.outputs: list[Nested] = []
         self._split = split
         checks.check_devices(trainer, self.devices)
-        checks.refuse_sparse(trainer)
-        checks.refuse_compression(trainer)
-        store = first_step.update_on_devices(trainer)
-        self._is_distributed = is_distributed(store)
-        self._update_options = self._update_options._replace(hooked_sum=connect(trainer, communication_hook, store))
-        self.loss_scaling: LossScaling = LossScaling(trainer)
-        refuse_unsupported(net, trainer, self.devices, accumulate > 1)
+        store = self._connect(trainer, self.devices, communication_hook, accumulate > 1)
         self._parts = getattr(loss, "parts", ())
         self._converts, self._is_converted, self._has_checked_labels = convert_for_cpu, False, False
         if shard_optimizer and checks.can_shard(trainer, store):
@@ -231,54 +256,13 @@ class DataParallel(TrainingStep):
                 steps. The weights are read in the background, after updates 1, 2, 4, 8 and every 8th.
         """
         with acting_as(_STEP):  # which launches the devices' operators from their threads by itself
-            return self._step(x, y)
+            self.outputs = []
+            return self._step(x, y, self.devices[0])
 
     __call__ = step
 
-    def _step(self, x: Nested | None, y: Nested) -> mx.nd.NDArray:
-        if x is None or mx.autograd.is_recording():
-            checks.check_call(x, self._is_distributed)
-        self.outputs = []
-        if x is None:
-            return self._step_without_samples(self.devices[0])
-        batch = as_tuple(x), as_tuple(y)
-        num = num_samples(batch, self.batch_axis, self._is_distributed, names=_NAMES)
-        if num == 0:
-            return self._step_without_samples(self.devices[0])
-        shards, sizes, devices = self._shards(batch, num)
-        update = self._begin(shards[0], num)
-        returned: dict[int, Nested] = {}  # by the identity of a shard's inputs
-
-        def run(inputs: tuple, labels: tuple) -> Nested:
-            outputs, loss = self._run(inputs, labels)
-            returned[id(inputs)] = map_arrays(lambda array: array.detach(), outputs)
-            return loss
-
-        try:
-            scaler = getattr(self.trainer, "_amp_loss_scaler", None)  # of MXNet's mixed precision
-            scale = 1.0 if scaler is None else self.loss_scaling.scale
-            with self._taking_part(devices):
-                mean = self._losses.backward(run, shards, sizes, devices, scale)
-        except BaseException as error:  # Ctrl-C too
-            if self._groups == []:  # unless layers have come into the net since the first step
-                for group in groups_of(self._blocks):
-                    group.abandon(error)
-            update.abandon()
-            raise
-        if self._is_converted and contract(self.trainer._kvstore).rank == 0:  # once, not once per process
-            say_what_was_converted(self.net)
-        if not self._has_checked_labels:  # the first step
-            groups = groups_of(self._blocks)  # those of a graph are known once it has run
-            names = frozenset(map(str, self.devices))
-            self._groups = groups if all(group.devices() == names for group in groups) else None
-        self._is_converted, self._has_checked_labels = False, True
-        self.num_samples, self.mean = num, mean
-        self.outputs = [returned[id(inputs)] for inputs, _ in shards]
-        update.end_step(num)
-        return mean
-
-    def _shards(self, batch: tuple[tuple, tuple], num: int) -> tuple[list, list[int], list[mx.Context]]:
-        """The batch of `num` samples, cut over the devices: shards, how many samples each has, its device."""
+    def _cut(self, batch: tuple[tuple, tuple], num: int) -> tuple[list, list[int], list[mx.Context]]:
+        """Shards, how many samples each has, and its device."""
         if self._split is None:
             sizes = shard_sizes(num, len(self.devices))
             return cut(batch, sizes, self.devices, self.batch_axis), sizes, self.devices[: len(sizes)]
@@ -286,30 +270,52 @@ class DataParallel(TrainingStep):
         sizes = [num_samples(shard, self.batch_axis, names=_NAMES) for shard in shards]
         return shards, sizes, [device_of(shard, number) for number, shard in enumerate(shards)]
 
-    def _taking_part(self, devices: Sequence[mx.Context]) -> contextlib.AbstractContextManager[None]:
-        """A block in which these devices run the net, and its layers do not wait for others, which have no samples."""
-        if self._groups is None or len(devices) < len(self.devices):
-            return participants(self._blocks, devices)
-        return one_step(self._groups) if self._groups else contextlib.nullcontext()
-
-    def _begin(self, shard: tuple[tuple, tuple] | None, num: int) -> Update:
+    def _prepare(self, shards: tuple[list, list[int], list[mx.Context]] | None) -> Update:
         processes = getattr(self.trainer._kvstore, "ranks", None)
         if self._update is None or processes is not self._processes:  # others are left after a loss
             self.loss_scaling.restart()
             if self._converts:  # before the net runs: a resumed run repeats its steps bit for bit
                 self._is_converted = convert_by_default(self.net, self.devices)
-            compared = shard if self.warns_of_equal_batches else None
-            self._make_update(self.trainer, shard, compared, len(self.devices), checks.OF_SHARDS)
+            first = shards and shards[0][0]
+            compared = first if self.warns_of_equal_batches else None
+            self._make_update(self.trainer, first, compared, len(self.devices), checks.OF_SHARDS)
             self._processes = getattr(self.trainer._kvstore, "ranks", None)
         if self.accumulate > 1:
             for parameter in trainable(self.trainer):  # in every step: one that was frozen comes back with "write"
                 if parameter._grad_stype == "default":  # MXNet adds to no others; the update does
                     parameter.grad_req = "add"
         assert self._update is not None
-        self._update.begin_step(num)
         return self._update
 
-    def _run(self, inputs: tuple, labels: tuple) -> tuple[Nested, Nested]:
+    def _run(self, cut_batch: tuple[list, list[int], list[mx.Context]], num: int) -> mx.nd.NDArray:
+        shards, sizes, devices = cut_batch
+        returned: dict[int, Nested] = {}  # by the identity of a shard's inputs
+
+        def run(inputs: tuple, labels: tuple) -> Nested:
+            outputs, loss = self._call(inputs, labels)
+            returned[id(inputs)] = map_arrays(lambda array: array.detach(), outputs)
+            return loss
+
+        scaler = getattr(self.trainer, "_amp_loss_scaler", None)  # of MXNet's mixed precision
+        scale = 1.0 if scaler is None else self.loss_scaling.scale
+        if self._groups is None or len(devices) < len(self.devices):
+            with participants(self._blocks, devices):  # layers do not wait for other devices, which have no samples
+                mean = self._losses.backward(run, shards, sizes, devices, scale)
+        else:
+            if self._groups:
+                start_anew(self._groups)
+            mean = self._losses.backward(run, shards, sizes, devices, scale)
+        if self._is_converted and contract(self.trainer._kvstore).rank == 0:  # once, not once per process
+            say_what_was_converted(self.net)
+        if not self._has_checked_labels:  # the first step
+            groups = groups_of(self._blocks)  # those of a graph are known once it has run
+            names = frozenset(map(str, self.devices))
+            self._groups = groups if all(group.devices() == names for group in groups) else None
+        self._is_converted, self._has_checked_labels = False, True
+        self.outputs = [returned[id(inputs)] for inputs, _ in shards]
+        return mean
+
+    def _call(self, inputs: tuple, labels: tuple) -> tuple[Nested, Nested]:
         """What the net returns, and the loss."""
         try:
             returned = self.net(*inputs)

@@ -58,7 +58,7 @@ class Update:
             if options.ignore_stale_grad and is_distributed(trainer._kvstore)
             else None
         )
-        self._rows = _AccumulatedRows(trainer)
+        self._rows: dict[int, tuple] = {}  # id of a row_sparse gradient -> (the gradient, its sum over the steps)
         self._net, self._join = net, Join(net, trainer._kvstore)
         self._joins, self._is_distributed = bool(self._join), is_distributed(trainer._kvstore)
         self._shards = shards_of(trainer)
@@ -108,7 +108,7 @@ class Update:
         self._num_samples += num_samples
         self._num_steps += 1
         if self._options.accumulate > 1:
-            self._rows.add_step()
+            self._add_rows()
         if self._num_steps == self._options.accumulate:
             self.apply()
 
@@ -121,8 +121,7 @@ class Update:
         self._counts = []
         if self._join.step is not None:
             self._join.abandon_step()
-        if self._options.accumulate > 1:
-            self._rows.clear()
+        self._rows.clear()
 
     def apply(self) -> None:
         """Update with the gradients accumulated so far, if there are any."""
@@ -135,8 +134,8 @@ class Update:
                 self._finite.check(self._num_updates)
             if self._comparison.is_pending:
                 self._comparison.check(self._num_updates)
-            if self._options.accumulate > 1:
-                self._rows.write()
+            for gradient, total in self._rows.values():
+                total.copyto(gradient)
             plan = plan_of(self._trainer)
             reached = self._reached(plan)
             plan.complete(reached)
@@ -169,6 +168,21 @@ class Update:
         """Update with what is accumulated, if anything is, and look at the weights that are there then."""
         self.apply()
         self._finite.check(self._num_updates, last=True)
+
+    def _add_rows(self) -> None:
+        """Add up the row_sparse gradients of the steps of one update; MXNet has no ``grad_req="add"`` for them.
+
+        They are zero then, for a device that has no samples in the next step.
+        """
+        for parameter in gradients.trainable(self._trainer):
+            if parameter._grad_stype == "default":
+                continue
+            for fresh, gradient in zip(gradients.flags(parameter), parameter.list_grad()):
+                if fresh:
+                    known = self._rows.get(id(gradient))
+                    total = gradient.copy() if known is None else mx.nd.sparse.add(known[1], gradient)
+                    self._rows[id(gradient)] = gradient, total
+                    set_zero(gradient)
 
     def _reached(self, plan: StepPlan) -> Sequence[int]:
         """The places of the parameters to update: those that the loss has reached on any device of any process."""
@@ -224,36 +238,4 @@ class Update:
                 f"the loss did not reach {', '.join(missed)}; pass ignore_stale_grad=True to leave them as they are"
             )
         self._trainer._check_and_rescale_grad(self._trainer._scale / num)
-        if self._shards is None:
-            update_copies(self._trainer, plan, places)
-        else:
-            self._shards.update(plan, places)
-
-
-class _AccumulatedRows:
-    """Sums of the row_sparse gradients of the steps that make one update; MXNet has no ``grad_req="add"`` for them."""
-
-    def __init__(self, trainer: mx.gluon.Trainer) -> None:
-        self._trainer = trainer
-        self._sums: dict[int, tuple] = {}  # id of a gradient -> (the gradient, its sum over the steps)
-
-    def add_step(self) -> None:
-        """Take the gradients of one more step; they are zero then, for a device that has no samples in the next one."""
-        for parameter in gradients.trainable(self._trainer):
-            if parameter._grad_stype == "default":
-                continue
-            for fresh, gradient in zip(gradients.flags(parameter), parameter.list_grad()):
-                if fresh:
-                    known = self._sums.get(id(gradient))
-                    total = gradient.copy() if known is None else mx.nd.sparse.add(known[1], gradient)
-                    self._sums[id(gradient)] = gradient, total
-                    set_zero(gradient)
-
-    def write(self) -> None:
-        """Have the gradients be the sums."""
-        for gradient, total in self._sums.values():
-            total.copyto(gradient)
-
-    def clear(self) -> None:
-        """Forget the sums."""
-        self._sums.clear()
+        update_copies(self._trainer, plan, places, self._shards)

@@ -32,8 +32,8 @@ def _after(num_updates: int, longest: int) -> int:
     return num_updates + min(num_updates, longest)
 
 
-# Looks that the engine has still to make. Their owner must not keep them here when it is deleted: the garbage collector
-# calls `NDArray.__del__`, which frees the handle, for all arrays of a cycle, also for those that are kept by then.
+# Looks that the engine has still to make: their owner cannot keep them, for the garbage collector frees the handles of
+# all arrays of a cycle.
 _under_way: set[_Look] = set()
 _DTYPES = {np.dtype(np.float32): C.FLOAT32, np.dtype(np.float64): C.FLOAT64}
 
@@ -75,10 +75,9 @@ class _Look:
 class FiniteWeights:
     """Looks for NaN and infinity in the weights after updates 1, 2, 4, 8 and every 8th from then on.
 
-    A NaN stays in a weight that it has reached, so not every update has to be looked at, and no gradient. The engine
-    reads the first device's weights while the next steps run, and nothing waits for it: the result is read before the
-    tenth update that follows, on every process. So a NaN is noticed at most 17 updates after the one that wrote it.
-    `accumulate` steps make an update, and `updates_before` were made before the first one here.
+    A NaN stays in a weight that it has reached. The engine reads the first device's weights while the next steps run,
+    and the result is read before the tenth update that follows, on every process: a NaN is noticed at most 17 updates
+    after the one that wrote it. `accumulate` steps make an update, and `updates_before` were made before.
 
     Attributes:
         looks_at: after how many updates :meth:`look` is due.
@@ -92,7 +91,6 @@ class FiniteWeights:
         self._done: list[_Look] = []  # to be used again
 
     def look(self, num_updates: int) -> None:
-        """After that many updates: start a look at the weights."""
         self.looks_at = _after(num_updates, 8)
         self._start(num_updates)
 
@@ -142,10 +140,9 @@ class FiniteWeights:
 class WeightsComparison:
     """Compares checksums of the weights after updates 1, 2, 4, ..., 1024 and every 1024th from then on.
 
-    The engine computes the checksum and the store sums its bits, while the next step runs; the result is read at the
-    next update. The first comparison includes the inputs of the first step (in `shard`, None without samples or not to
-    compare them): they should differ between processes. Inputs that hold one value only, as in a test with made-up
-    data, are left out.
+    The engine computes the checksum and the store sums its bits while the next step runs; the result is read at the
+    next update. The first comparison includes the inputs of the first step, which should differ between processes
+    (in `shard`, None not to compare them), unless they hold one value only, as made-up data.
 
     Attributes:
         looks_at: after how many updates :meth:`look` is due; never where there is one process.
@@ -160,7 +157,6 @@ class WeightsComparison:
         self._inputs = next((leaf for _, leaf in leaves(shard) if isinstance(leaf, nd.NDArray)), None)
 
     def look(self, num_updates: int) -> None:
-        """After that many updates: start a comparison."""
         self.looks_at = _after(num_updates, 1024)
         weights = [parameter.list_data()[0] for parameter in trainable(self._trainer)]
         inputs = nd.zeros(DIGEST_BITS, ctx=mx.cpu(), dtype="float64")
@@ -173,10 +169,7 @@ class WeightsComparison:
         self.is_pending = True
 
     def check(self, num_updates: int) -> None:
-        """After that many updates, before the next one: read the comparison that was started after the last one.
-
-        ReplicasDiffer: the weights have come apart; on every process.
-        """
+        """Before the next update: read the last comparison. ReplicasDiffer, on every process: they have come apart."""
         self.is_pending = False
         store, sums = self._trainer._kvstore, self._sum.read(self._sums)
         equal = np.isin(sums, (0, store.num_workers))

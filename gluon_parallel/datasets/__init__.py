@@ -1,4 +1,4 @@
-"""Data sets by name (`catalog`, `detection`, `segmentation`, `text`), what reads their files, and batches."""
+"""Data sets by name (`labelled`, `detection`, `segmentation`, `text`), what reads their files, and batches."""
 
 from . import coco as coco
 from . import detection as detection
@@ -7,10 +7,10 @@ from . import scenes as scenes
 from . import segmentation as segmentation
 from . import text as text
 from . import voc as voc
-from .catalog import NAMES as NAMES
-from .catalog import load as load
 from .dataset import Dataset as Dataset
 from .dataset import Part as Part
+from .labelled import NAMES as NAMES
+from .labelled import load as load
 from .loader import Batches
 
 batches = Batches

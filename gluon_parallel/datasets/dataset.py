@@ -48,35 +48,33 @@ def find(name: str, known: Mapping[str, Any], kind: str = "") -> Any:
     return known[name]
 
 
-def as_part(images: Sequence[np.ndarray], labels: Sequence[np.ndarray], num_classes: int, where: str) -> Part:
+def as_part(files: Sequence[tuple[np.ndarray, np.ndarray]], num_classes: int, where: str) -> Part:
     """Join the bytes of files into one part; DatasetCorrupt: their numbers differ or are 0, or a label is no class.
 
-    `images` and `labels` have one (N, C, H, W) uint8 array (255 becomes 1.0) and one (N,) integer array per file.
+    Each file has (n, C, H, W) uint8 images (255 becomes 1.0) and (n,) labels.
 
     Example:
-        >>> part = as_part([np.full((2, 1, 1, 1), 255, np.uint8)], [np.array([3, 9])], num_classes=10, where="here")
+        >>> part = as_part([(np.full((2, 1, 1, 1), 255, np.uint8), np.array([3, 9]))], num_classes=10, where="here")
         >>> part.images.ravel().tolist(), part.labels.tolist()
         ([1.0, 1.0], [3, 9])
     """
-    num_images, num_labels = sum(map(len, images)), sum(map(len, labels))
-    if num_images != num_labels:
+    num_images, labels = sum(len(images) for images, _ in files), np.concatenate([labels for _, labels in files])
+    if num_images != len(labels):
         raise DatasetCorrupt(
-            f"{where}: {num_images} images but {num_labels} labels; these files do not belong together: "
+            f"{where}: {num_images} images but {len(labels)} labels; these files do not belong together: "
             "take both from the same download"
         )
     if num_images == 0:
         raise DatasetCorrupt(f"{where}: no images at all; replace the file by the published one")
-    joined = np.concatenate(labels).astype(np.int32)
-    wrong = np.flatnonzero((joined < 0) | (joined >= num_classes))
+    wrong = np.flatnonzero(labels >= num_classes)
     if len(wrong):
         raise DatasetCorrupt(
-            f"{where}: label {joined[wrong[0]]} of image {wrong[0]} is none of the {num_classes} classes "
+            f"{where}: label {labels[wrong[0]]} of image {wrong[0]} is none of the {num_classes} classes "
             f"0..{num_classes - 1}; replace the file by the published one"
         )
     # Straight into the final array, file by file: joining the bytes first would hold the whole set twice.
-    scaled = np.empty((num_images, *images[0].shape[1:]), np.float32)
-    start = 0
-    for block in images:
-        np.divide(block, np.float32(255), out=scaled[start : start + len(block)])
-        start += len(block)
-    return Part(scaled, joined)
+    scaled, start = np.empty((num_images, *files[0][0].shape[1:]), np.float32), 0
+    for images, _ in files:
+        np.divide(images, np.float32(255), out=scaled[start : start + len(images)])
+        start += len(images)
+    return Part(scaled, labels.astype(np.int32))

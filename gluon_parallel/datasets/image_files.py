@@ -25,41 +25,49 @@ class DataError(NamedTuple):
     broken: bool = False  # the whole sample cannot be used
 
 
-class BrokenSample(Exception):
+class BrokenSample(DatasetCorrupt):
     """A sample cannot be used; `error` says why."""
 
     def __init__(self, kind: str, where: object, detail: str = ""):
-        super().__init__(kind)
+        super().__init__(f"{where}: {kind}{detail and f' ({detail})'}; replace it, and make the data set anew")
         self.error = DataError(kind, str(where), detail, broken=True)
+
+
+@contextlib.contextmanager
+def reading(path: Path, what: str) -> Iterator[None]:
+    """Read the file in this block of code; BrokenSample: it is not there, or cannot be read."""
+    if not path.is_file():
+        raise BrokenSample(f"missing {what}", path)
+    try:
+        with _whole_files_only():
+            yield
+    # SyntaxError: broken PNG and XML; ValueError: also an encoding that nobody knows.
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        words = " ".join(str(error).split()).replace(repr(str(path)), "the file")  # in one line
+        raise BrokenSample(f"unreadable {what}", path, words) from error
 
 
 def read_image(path: Path) -> np.ndarray:
     """Decode a file that Pillow reads, as (H, W, 3) uint8, red first; grey images get three equal channels."""
-    try:
-        with whole_files_only(), Image.open(path) as file:
-            return np.array(file.convert("RGB"))
-    except (OSError, SyntaxError, ValueError) as error:
-        raise DatasetCorrupt(
-            f"{path}: the image cannot be read ({error}), although it could when the data set was made; replace it"
-        ) from error
+    with reading(path, "image"), Image.open(path) as file:
+        return np.array(file.convert("RGB"))
+
+
+def read_mask(path: Path) -> np.ndarray:
+    """The classes of an image's pixels, (H, W) uint8."""
+    with reading(path, "mask"), Image.open(path) as file:
+        if file.mode not in ("P", "L"):
+            raise ValueError(f"a mask has one byte per pixel, its class; this is an image of mode {file.mode}")
+        return np.array(file)
 
 
 def inspect_image(path: Path) -> tuple[int, int]:
-    """The width and height of an image; BrokenSample: it is not there, or cannot be read.
-
-    All of it is decoded, at an eighth of its size where that is possible.
-    """
-    if not path.is_file():
-        raise BrokenSample("missing image", path)
-    try:
-        with whole_files_only(), Image.open(path) as file:
-            size = file.size
-            file.draft("RGB", (max(1, size[0] // 8), max(1, size[1] // 8)))
-            file.load()
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        words = " ".join(str(error).split())  # in one line
-        raise BrokenSample("unreadable image", path, words.replace(repr(str(path)), "the file")) from error
-    return size
+    """The width and height of an image. All of it is decoded, at an eighth of its size where that is possible."""
+    with reading(path, "image"), Image.open(path) as file:
+        width, height = file.size
+        file.draft("RGB", (max(1, width // 8), max(1, height // 8)))
+        file.load()
+    return width, height
 
 
 class _Reading:
@@ -70,7 +78,7 @@ class _Reading:
 
 
 @contextlib.contextmanager
-def whole_files_only() -> Iterator[None]:
+def _whole_files_only() -> Iterator[None]:
     """Let Pillow refuse files that are cut off: importing GluonCV tells it to fill them with grey, everywhere."""
     from PIL import ImageFile
 

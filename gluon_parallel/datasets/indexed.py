@@ -24,9 +24,9 @@ class Report(NamedTuple):
     """How many samples a data set has, and what was left out or altered; ``print(report)`` says it in words.
 
     Example:
-        >>> print(Report("voc train", 8, 21, [DataError("box without area", "a.xml", "box 2")]))
+        >>> print(Report("voc train", 8, 21, [DataError("box without area in the image", "a.xml", "box 2")]))
         voc train: 8 images, 21 boxes
-          box without area: 1 (a.xml: box 2)
+          box without area in the image: 1 (a.xml: box 2)
     """
 
     name: str  # of the data set
@@ -175,7 +175,7 @@ def as_label(boxes: Iterable[Annotated], size: tuple[int, int], where: str) -> t
         >>> boxes = [Annotated((1, 2, 30, 9), 4, False), Annotated((5, 5, 5, 9), 0, False)]
         >>> label, data_errors = as_label(boxes, size=(20, 10), where="a.xml")
         >>> label.tolist(), [error.kind for error in data_errors]
-        ([[1.0, 2.0, 19.0, 9.0, 4.0, 0.0]], ['box cut at the edge of the image', 'box without area'])
+        ([[1.0, 2.0, 19.0, 9.0, 4.0, 0.0]], ['box cut at the edge of the image', 'box without area in the image'])
     """
     rows, data_errors = [], []
     for number, box in enumerate(boxes, 1):
@@ -185,10 +185,8 @@ def as_label(boxes: Iterable[Annotated], size: tuple[int, int], where: str) -> t
             kind = "unknown class"
         elif not all(map(math.isfinite, box.edges)):
             kind = "unreadable box"
-        elif xmax <= xmin or ymax <= ymin:
-            kind = "box without area"
         elif right <= left or bottom <= top:
-            kind = "box outside the image"
+            kind = "box without area in the image"
         else:
             rows.append((left, top, right, bottom, box.label, box.difficult))
             beyond = max(left - xmin, top - ymin, xmax - right, ymax - bottom)

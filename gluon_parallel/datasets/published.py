@@ -110,9 +110,7 @@ def fetch(file: RemoteFile, folder: Path, timeout: tuple[float, float] = _TIMEOU
     folder.mkdir(parents=True, exist_ok=True)
     reasons = []
     pooch.get_logger().setLevel("WARNING")
-    with _one_process_at_a_time(folder / f".{file.name}.lock"):
-        if (folder / file.name).exists():
-            return folder / file.name  # another process brought it while this one waited
+    with _one_process_at_a_time(folder / f".{file.name}.lock"):  # pooch takes what another process has brought
         for url in file.urls:
             # Not compressed on the way: the checksum is of the file itself.
             downloader = pooch.HTTPDownloader(

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import DatasetUnavailable
-from .digits import stratified_split
 from .folder import ENVIRONMENT, data_folder
 from .image_files import Image
+from .labelled import DIGITS, stratified_split
 
-CLASSES = tuple("0123456789")
+CLASSES = DIGITS
 VOID = 255  # in a mask: the soft edge of a digit, which is neither digit nor background
 _SIDES = (0.2, 0.48)  # of a digit, as shares of the scene's side
 _MOST_DIGITS = 5

@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from ..errors import DatasetCorrupt, DatasetUnavailable
-from .image_files import BrokenSample, DataError, Image, inspect_image, whole_files_only
+from .image_files import DataError, inspect_image, read_mask, reading
 from .indexed import Annotated, BoxDataset, Entry, IndexedDataset, as_label, check_size, number, those_there
 
 CLASSES = (
@@ -55,12 +55,8 @@ class Detection(BoxDataset):
         folder, name = item
         image, annotation = folder / "JPEGImages" / f"{name}.jpg", folder / "Annotations" / f"{name}.xml"
         size = inspect_image(image)
-        if not annotation.is_file():
-            raise BrokenSample("missing annotation", annotation)
-        try:
+        with reading(annotation, "annotation"):
             root = ElementTree.parse(annotation).getroot()
-        except (ElementTree.ParseError, ValueError, OSError) as error:  # ValueError: an encoding that nobody knows
-            raise BrokenSample("unreadable annotation", annotation, str(error)) from error
         stated = [root.findtext(f"size/{side}") for side in ("width", "height")]
         check_size(stated, size, annotation, "annotation for another size")
         label, data_errors = as_label(map(self._annotated, root.iter("object")), size, str(annotation))
@@ -95,19 +91,14 @@ class Segmentation(IndexedDataset):
         folder, name = item
         image, mask = folder / "JPEGImages" / f"{name}.jpg", folder / "SegmentationClass" / f"{name}.png"
         size = inspect_image(image)
-        if not mask.is_file():
-            raise BrokenSample("missing mask", mask)
-        try:
-            values = _read_mask(mask)
-        except DatasetCorrupt as error:
-            raise BrokenSample("unreadable mask", mask, str(error)) from error
+        values = read_mask(mask)
         check_size(values.shape[::-1], size, mask, "mask of another size")
         unknown = np.unique(values[(values >= len(self.classes)) & (values != 255)]).tolist()
         what = "unknown class in the mask, counted as void"
         return Entry(image, mask), [DataError(what, str(mask), f"values {unknown}")] if unknown else []
 
     def _read(self, entry):
-        image, mask = super()._read(entry), _read_mask(entry.label).astype(np.int32)
+        image, mask = super()._read(entry), read_mask(entry.label).astype(np.int32)
         mask[mask >= len(self.classes)] = VOID
         mask.setflags(write=False)
         return image, mask
@@ -133,14 +124,3 @@ def _items(root, splits, kind):
             raise DatasetCorrupt(f"{index}: the list names no image; replace it")
         found += [(folder, name) for name in names]
     return found
-
-
-def _read_mask(path):
-    """(H, W) uint8."""
-    try:
-        with whole_files_only(), Image.open(path) as file:
-            if file.mode not in ("P", "L"):
-                raise DatasetCorrupt(f"a mask has one byte per pixel, its class; this is an image of mode {file.mode}")
-            return np.array(file)
-    except (OSError, SyntaxError) as error:
-        raise DatasetCorrupt(f"the mask cannot be read ({error})") from error

@@ -274,32 +274,41 @@ def _repeats(optimizer: mx.optimizer.Optimizer) -> bool:
     return is_known and not isinstance(optimizer, (mx.optimizer.SGLD, mx.optimizer.LBSGD))
 
 
-def update_copies(trainer: mx.gluon.Trainer, plan: StepPlan, places: Sequence[int]) -> None:
+def update_copies(trainer: mx.gluon.Trainer, plan: StepPlan, places: Sequence[int], shards: Any = None) -> None:
     """Update all copies of the parameters at these places, whose gradients are summed; these count as used then.
 
-    Where it is not known that an optimizer repeats an update, it updates the first device's copies, and the other
-    devices get these.
+    Each device updates what it owns, and gets the rest from its owners: with `shards`, of a sharded state, parts of the
+    parameters; otherwise all, or, where it is not known that the optimizer repeats an update, the first device all.
     """
     if not places:
         return
-    optimizer, numbers, of_devices, parameters = trainer.optimizer, plan.numbers, plan.of_devices, plan.parameters
-    if len(places) < len(plan.places):
-        numbers, parameters = ([every[place] for place in places] for every in (numbers, parameters))
-        of_devices = [([g[place] for place in places], [w[place] for place in places]) for g, w in of_devices]
+    optimizer, numbers = trainer.optimizer, [plan.numbers[place] for place in places]
     count_once(optimizer, plan.devices)
-    repeats = _repeats(optimizer)
-    updaters = trainer._updaters if repeats else trainer._updaters[:1]
-    pairs: Iterable = zip(updaters, of_devices)
+    if shards is not None:
+        owned = shards.of_devices(plan, places)
+    elif len(places) == len(plan.places):
+        owned = [(numbers, grads, weights) for grads, weights in plan.of_devices]
+    else:
+        owned = [(numbers, [g[at] for at in places], [w[at] for at in places]) for g, w in plan.of_devices]
+    has_updated_all = shards is not None or _repeats(optimizer)
+    devices = zip(trainer._updaters, trainer._contexts, owned if has_updated_all else owned[:1])
     try:
-        for updater, (grads, weights) in from_one_state(optimizer, pairs) if len(of_devices) > 1 else pairs:
-            for part in [slice(None)] if updater.aggregate_updates else one_by_one(optimizer, numbers):
-                updater(numbers[part], grads[part], weights[part])
+        for updater, device, (own, grads, weights) in from_one_state(optimizer, devices) if len(owned) > 1 else devices:
+            if len(own) < len(numbers):  # schedules and Adam's corrections go by these counts, the same for all owners
+                optimizer._set_current_context(device.device_id)
+                optimizer._update_count([number for number in numbers if number not in {*own}])
+            for part in [slice(None)] if updater.aggregate_updates else one_by_one(optimizer, own):
+                if own:
+                    updater(own[part], grads[part], weights[part])
     except BaseException:  # Ctrl-C too, which may come between two devices
-        repeats = False
+        has_updated_all = shards is not None
         raise
     finally:
-        for place in () if repeats else places:
+        for place in () if has_updated_all else places:
             broadcast(plan.weights[place])
+    if shards is not None:
+        shards.share(plan, places)
     plan.mark(False, places)
     if gradients.summed:
+        parameters = [plan.parameters[place] for place in places]
         gradients.use_sums(parameters, is_first=contract(trainer._kvstore).rank == 0)

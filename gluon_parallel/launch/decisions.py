@@ -10,7 +10,7 @@ from typing import Any, Callable, Optional
 from ..kvstore import heartbeat
 from ..kvstore.flight_recorder import on_signal as flight_recorder
 from .logs import Logs
-from .member import Failure, Loss, Member, describe, status
+from .member import Failure, Member, describe, status
 
 _PATIENCE = 0.7  # part of the limit after which a silent process is given up; the rest is for ending the group
 _STOPPED = 0.5  # seconds between two looks after which this process was stopped itself
@@ -51,7 +51,7 @@ class Decisions:
         self._end_at: Optional[float] = None
         self._interrupts_passed_on, self._stops = 0, False
         self._workers_done: Optional[float] = None
-        self._losses: list[Loss] = []
+        self._losses: list[tuple[float, Member, Failure]] = []  # before all others are known to go on without them
         self._waited: Optional[float] = None  # when a process said first that it waits for others in vain
 
     # what agents say ------------------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ class Decisions:
         elif not member.is_lost and self.failure is None:
             member.is_lost = True
             self._send(member, end=0, ask=False)
-            self._losses.append(Loss(member, message, exit_code, self._now))
+            self._losses.append((self._now, member, Failure(member.name, message, exit_code)))
             self._look_at_losses()
             if not (member.goes_on or member.records):  # in MPI's start the others wait for it in vain
                 self._fail_by_loss()
@@ -263,20 +263,20 @@ class Decisions:
         others = [other for other in self.workers if not other.is_lost]
         if all(other.goes_on for other in others):
             while self._losses:
-                member, message, *_ = self._losses.pop(0)
-                self.logs.say(f"{message}\n    {len(others)} of {len(self.workers)} processes go on without it",
+                _, member, loss = self._losses.pop(0)
+                self.logs.say(f"{loss.message}\n    {len(others)} of {len(self.workers)} processes go on without it",
                               [other.name for other in (*others, member)])  # fmt: skip
                 for other in others:
                     self._send(other, say=heartbeat.LOST + member.name.partition(" ")[2])
-        elif self._losses and self._now - self._losses[0].since > self.patience:
+        elif self._losses and self._now - self._losses[0][0] > self.patience:
             self._fail_by_loss()
 
     def _fail_by_loss(self) -> None:
         """The group ends by a loss, if there is one without which the others are not known to go on."""
         if self._losses:
-            member, message, exit_code, _ = self._losses[0]
+            _, member, loss = self._losses[0]
             words = "it was lost before every process had called gp.prepare or gp.survive"
-            self._fail(member, f"{message}\n    {words}", exit_code, self.advice)
+            self._fail(member, f"{loss.message}\n    {words}", loss.exit_code, self.advice)
 
     def lost(self) -> list[str]:
         """The workers that were lost while the others went on."""

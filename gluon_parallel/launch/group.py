@@ -34,15 +34,9 @@ class Group:
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        order: Callable[[str, int, str], dict[str, Any]],
-        logs: Logs,
-        timeout: float,
-        interrupts: Sequence[int] = (),
-        min_processes: Optional[int] = None,
-        advice: str = "",
-    ) -> None:
+        self, engine: Engine, order: Callable[[str, int, str], dict[str, Any]], logs: Logs, timeout: float,
+        interrupts: Sequence[int] = (), min_processes: Optional[int] = None, advice: str = "",
+    ) -> None:  # fmt: skip
         self.engine, self.order, self.logs, self.interrupts = engine, order, logs, interrupts
         names = [*engine.roles(), *(f"rank {rank}" for rank in range(engine.num_workers))]
         self.decisions = Decisions(names, self._send, logs, timeout, min_processes, advice, time.monotonic())

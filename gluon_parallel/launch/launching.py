@@ -81,44 +81,46 @@ def launch(
         DeviceUnavailable: `devices` cannot be read.
         OutputUnavailable: the logs cannot be written.
     """
-    if sync_batch_norm not in SYNC_BATCH_NORMS:
-        raise LaunchError(f"--sync-batch-norm is {sync_batch_norm!r}, wanted one of {', '.join(SYNC_BATCH_NORMS)}")
-    command = ["--sync-batch-norm", sync_batch_norm]
+    kind = ENGINES.get(engine, Engine)
+    for is_wrong, complaint in (
+        (sync_batch_norm not in SYNC_BATCH_NORMS,
+         f"--sync-batch-norm is {sync_batch_norm!r}, wanted one of {', '.join(SYNC_BATCH_NORMS)}"),
+        (engine not in ENGINES, f"--engine is {engine!r}, wanted one of {', '.join(ENGINES)}"),
+        (not 0 < timeout <= 1e9, f"--timeout is {timeout}, wanted a number of seconds above 0 and up to 1e9"),
+        (max_restarts < 0, f"--max-restarts is {max_restarts}, wanted a whole number, 0 for none"),
+        (min_processes is not None and min_processes < 1,
+         f"--min-processes is {min_processes}, wanted a whole number above 0"),
+        (min_processes is not None and not kind.goes_on,
+         f"--min-processes {min_processes}: with the engine {engine!r} no process goes on alone"),
+        (num_servers is not None and num_servers < 1, f"--servers is {num_servers}, wanted a whole number above 0"),
+        (num_servers is not None and not kind.has_servers,
+         f"--servers {num_servers}: the engine {engine!r} has no servers; add --engine ps"),
+        (hosts is not None and hostfile is not None, "--hosts and --hostfile say the same thing; give one of them"),
+    ):  # fmt: skip
+        if is_wrong:
+            raise LaunchError(complaint)
     if module:
-        command += ["-m", _check_module(str(script))]
+        named_script = ["-m", _check_module(str(script))]
     else:
         path = Path(script).resolve()
         if not os.access(path, os.R_OK) or path.is_dir():
             raise LaunchError(f"{str(path)!r} is no script that can be read; name a Python file")
-        command.append(str(path))
-    command += map(str, arguments)
-    if engine not in ENGINES:
-        raise LaunchError(f"--engine is {engine!r}, wanted one of {', '.join(ENGINES)}")
-    if not 0 < timeout <= 1e9:
-        raise LaunchError(f"--timeout is {timeout}, wanted a number of seconds above 0 and up to 1e9")
-    if max_restarts < 0:
-        raise LaunchError(f"--max-restarts is {max_restarts}, wanted a whole number, 0 for none")
-    if min_processes is not None and min_processes < 1:
-        raise LaunchError(f"--min-processes is {min_processes}, wanted a whole number above 0")
-    if min_processes is not None and engine != "mpi":
-        raise LaunchError(f"--min-processes {min_processes}: with the engine {engine!r} no process goes on alone")
-    if num_servers is not None and num_servers < 1:
-        raise LaunchError(f"--servers is {num_servers}, wanted a whole number above 0")
-    if num_servers is not None and engine != "ps":
-        raise LaunchError(f"--servers {num_servers}: the engine {engine!r} has no servers; add --engine ps")
+        named_script = [str(path)]
+    command = ["--sync-batch-norm", sync_batch_norm, *named_script, *map(str, arguments)]
     _count_devices(devices)  # which the processes are told only after they have been started
-    if hosts is not None and hostfile is not None:
-        raise LaunchError("--hosts and --hostfile say the same thing; give one of them")
     named = _hosts.parse(hosts) if hosts is not None else _hosts.read_file(hostfile) if hostfile is not None else []
     num_workers = _hosts.check_num_workers(num_workers, named)
     if min_processes is not None and min_processes > num_workers:
         raise LaunchError(f"--min-processes is {min_processes}, more than the {num_workers} processes that are started")
-    named = ENGINES[engine].arrange(named)
+    named = kind.arrange(named)
     servers = num_servers if num_servers is not None else max(1, len(named))
     make = functools.partial(
-        ENGINES[engine], num_workers, servers, named, rsh, _hosts.own_address(named), min_processes=min_processes
+        kind, num_workers, servers, named, rsh, _hosts.own_address(named), min_processes=min_processes
     )
     remark = make().check()
+    can_lose = kind.goes_on and num_workers > 1 and min_processes is None
+    again = ["to start again: --max-restarts N"] * (max_restarts == 0)
+    advice = "; ".join([*["to go on without a lost process: --min-processes M"] * can_lose, *again])
     written = Logs(make_folder(logs), live, announces)
     try:
         if remark is not None:
@@ -130,15 +132,7 @@ def launch(
             for attempt in range(max_restarts + 1):
                 used = make()
                 orders = _orders(used, command, devices, timeout, written.folder if announces else None, attempt)
-                group = Group(
-                    used,
-                    orders,
-                    written,
-                    timeout,
-                    interrupts,
-                    min_processes,
-                    _advice(engine, num_workers, min_processes, max_restarts),
-                )
+                group = Group(used, orders, written, timeout, interrupts, min_processes, advice)
                 failure = group.run()
                 if failure is None or interrupts or attempt == max_restarts:
                     break
@@ -148,21 +142,6 @@ def launch(
         return Result(failure.exit_code if failure else 0, failure, attempt, written.folder)
     finally:
         written.close()
-
-
-def _advice(engine: str, num_workers: int, min_processes: Optional[int], max_restarts: int) -> str:
-    """The options that help where a lost process has ended all; "" if all of them were given.
-
-    Example:
-        >>> _advice("ps", 2, None, 0)
-        'to start again: --max-restarts N'
-    """
-    can_lose = engine == "mpi" and num_workers > 1
-    advice = [
-        *["to go on without a lost process: --min-processes M"] * (can_lose and min_processes is None),
-        *["to start again: --max-restarts N"] * (max_restarts == 0),
-    ]
-    return "; ".join(advice)
 
 
 def _check_module(name: str) -> str:

@@ -64,15 +64,6 @@ class Member:
         return f"{self.name} ({where})"
 
 
-class Loss(NamedTuple):
-    """A process that was lost, before all others are known to go on without it."""
-
-    member: Member
-    message: str
-    exit_code: int
-    since: float
-
-
 class Failure(NamedTuple):
     """What ended a group: which process, what happened to it, and the status for the shell."""
 

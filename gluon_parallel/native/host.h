@@ -20,7 +20,7 @@ typedef struct Line {
     _Atomic int64_t arrived; /* at a key, as the next two: number of the last exchange for which its row is written */
     _Atomic int64_t left;    /* number of the last exchange of which it has read all rows */
     _Atomic int64_t held;    /* number of the exchange that waits until all have read what its row held before */
-    _Atomic int64_t summed;  /* of the first process: the sum over the hosts is there */
+    _Atomic int64_t summed;  /* of the first process: the sum over the hosts is there; where each sums a part: its part is */
     int64_t unused;
 } Line;
 
@@ -52,6 +52,7 @@ typedef struct HostKey {
     int64_t name;               /* the flight recorder's number of the key */
     int64_t record;             /* and of what is gathered */
     int64_t number;             /* for `start_between_hosts` */
+    int64_t sums_parts;         /* whether each process adds up a part of the rows, and reads the others' sums */
     char *const *rows;          /* (depth, processes) */
     char **rows_of_hosts;       /* (hosts): what MPI exchanges, for the only process of its host to add up; or NULL. Between
                                    two hosts this one's comes first, and is an array itself where it need not be a row */
@@ -74,7 +75,7 @@ enum {
     QUEUED,  /* waits for the key's exchange before it */
     HOLDING, /* waits until all processes have read what its row held before */
     WAITING, /* waits until all processes have arrived */
-    SUMMING, /* waits for MPI's sum over the hosts */
+    SUMMING, /* waits for MPI's sum over the hosts, or for the parts that others add up */
     BUSY     /* one thread works on it */
 };
 
@@ -115,6 +116,26 @@ void gp_begin_exchange(void *run_context, const OnComplete *on_complete, HostExc
 
 /* Whether every process has arrived at the key's exchange of that number. */
 _Bool all_arrived(const Host *host, const HostKey *key, int64_t number);
+
+/* Whether every process has added up its part of the rows of that exchange. */
+_Bool all_summed(const Host *host, const HostKey *key, int64_t number);
+
+void wake_others(Host *host);
+
+/* Steps of an exchange, by the thread that has it. Sum this process's devices into its row: */
+void arrive(HostExchange *exchange);
+
+/* All of this host have arrived: add their rows up in this process's, and have MPI sum over the hosts. */
+void sum_over_hosts(HostExchange *exchange);
+
+/* Or add up this process's part of the rows in its array, and write it to its row for the others. */
+void sum_part(HostExchange *exchange);
+
+/* The rows' sum goes to this process's devices. */
+void leave(HostExchange *exchange);
+
+/* Leave no half sums in the exchange's arrays, which ends in `state`: NaN (all bits are 1), or 0 where there is no NaN. */
+void spoil(HostExchange *exchange, int64_t state);
 
 /* Gather vectors of the processes of a host: rows go to `out` (processes, bytes). Any thread that holds the key's mutex
    calls it. `vector` is this process's, or NULL if its row is written already. Returns whether all have arrived; if not,

@@ -65,9 +65,9 @@ def convert_sync_batchnorm(
         if type(layer) is CONTRIB:
             layer._kwargs = {name: layer._kwargs[name] for name in ("eps", "momentum", "fix_gamma", "use_global_stats")}
             layer._kwargs["axis"] = 1
-        layer.__class__ = SyncBatchNorm  # in place: blocks, hooks and trainers hold this object
+    _turn(net, layers, SyncBatchNorm)
+    for layer in layers:
         layer._synchronise(num_devices, kvstore, timeout, group)
-    _clear_cached_graphs(net, layers)
     return net
 
 
@@ -77,11 +77,7 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
     Returns:
         `net`, for use in an expression.
     """
-    layers = [block for block in blocks_of(net) if isinstance(block, SyncBatchNorm)]
-    for layer in layers:
-        layer.__class__ = mx.gluon.nn.BatchNorm
-    _clear_cached_graphs(net, layers)
-    return net
+    return _turn(net, [block for block in blocks_of(net) if isinstance(block, SyncBatchNorm)], mx.gluon.nn.BatchNorm)
 
 
 def convert_global_pooling(net: mx.gluon.Block) -> mx.gluon.Block:
@@ -103,10 +99,7 @@ def convert_global_pooling(net: mx.gluon.Block) -> mx.gluon.Block:
         True
     """
     layers = [block for block in blocks_of(net) if type(block) is _POOLING and block._kwargs.get("layout") == "NCHW"]
-    for layer in layers:
-        layer.__class__ = GlobalAvgPool2D
-    _clear_cached_graphs(net, layers)
-    return net
+    return _turn(net, layers, GlobalAvgPool2D)
 
 
 def _has_batch_norm(block: mx.gluon.SymbolBlock) -> bool:
@@ -115,12 +108,15 @@ def _has_batch_norm(block: mx.gluon.SymbolBlock) -> bool:
     )
 
 
-def _clear_cached_graphs(net: mx.gluon.Block, layers: list[mx.gluon.Block]) -> None:
-    """Clear the cached graphs of `net`, which were traced with the old `layers`."""
-    if layers:
+def _turn(net: mx.gluon.Block, layers: list[mx.gluon.Block], kind: type) -> mx.gluon.Block:
+    """Make `layers` of `net` layers of that class, in place: blocks, hooks and trainers hold these objects."""
+    for layer in layers:
+        layer.__class__ = kind
+    if layers:  # the cached graphs were traced with the old ones
         for block in blocks_of(net):
             if isinstance(block, mx.gluon.HybridBlock) and not isinstance(block, mx.gluon.SymbolBlock):
                 block._clear_cached_op()
+    return net
 
 
 class GlobalAvgPool2D(mx.gluon.nn.GlobalAvgPool2D):

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..compat import mx
 from ..compat.array_types import Nested
-from ..data_parallel.checks import check_count, refuse_compression, refuse_sparse
+from ..data_parallel.checks import check_count
 from ..data_parallel.checks import check_trainer as _check_params
 from ..devices import check_available
 from ..errors import BatchMismatch, GradientUnavailable, PipelineMismatch, warn
@@ -89,22 +89,19 @@ def check_stages(stages: object, rows: list[list[mx.Context]]) -> None:
 
 def check_trainer(net: mx.gluon.Block, trainer: object, rows: list[list[mx.Context]]) -> None:
     """Refuse a trainer that cannot update the pipeline's parameters."""
-    if not isinstance(trainer, mx.gluon.Trainer):
-        raise ValueError(f"trainer: expected a gluon.Trainer, got {type(trainer).__name__}: step(loss, trainer, x, y)")
-    _check_params(net, trainer)
+    _check_params(net, trainer, "step(loss, trainer, x, y)")
+    assert isinstance(trainer, mx.gluon.Trainer)
     if len(trainer._updaters) != len(rows):
         raise GradientUnavailable(
             f"the trainer was made for {len(trainer._updaters)} copies of each parameter, and the pipeline has "
             f"{len(rows)}; make it after the pipeline: gluon.Trainer(pipe.collect_params(), ...)"
         )
-    refuse_sparse(trainer)
     sparse = [parameter.name for parameter in trainer._params if parameter._grad_stype != "default"]
     if sparse:
         raise GradientUnavailable(
             f"{', '.join(sparse)}: MXNet cannot add up row_sparse gradients of micro-batches; build the layer with "
             "sparse_grad=False"
         )
-    refuse_compression(trainer)
 
 
 def check_batch(inputs: Iterable[Nested], num: int, num_micro_batches: int, num_replicas: int) -> None:

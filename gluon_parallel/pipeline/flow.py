@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Callable
 
 from ..compat import mx
@@ -26,7 +26,7 @@ class StepLoss:
     def __init__(self, function: Callable[..., Nested], losses: LossPerSample, scale: float) -> None:
         self._function, self._losses, self._scale = function, losses, scale
         self._rows: dict[MicroBatch, tuple[Arrays, int]] = {}  # micro-batch -> (arrays, number of samples)
-        self._heads: dict[Hashable, Arrays] = {}  # micro-batch, or the size and shapes of one -> arrays
+        self._heads: dict[MicroBatch, Arrays] = {}  # of all micro-batches, where they follow from all of them
 
     def __call__(self, outputs: Arrays, labels: tuple, size: int) -> Arrays:
         """The loss of `size` samples, a tuple of arrays."""
@@ -49,16 +49,13 @@ class StepLoss:
     def heads(self, key: MicroBatch) -> Arrays:
         """The head gradients of a micro-batch's backward pass; None for an array that has none."""
         row, size = self._rows[key]
-        if self._losses.needs_all:
+        if not self._losses.needs_all:
+            [heads] = self._losses.heads([row], [size], self._scale)
+        else:
             if not self._heads:
                 rows, sizes = zip(*self._rows.values())
                 self._heads.update(zip(self._rows, self._losses.heads(rows, sizes, self._scale)))
             heads = self._heads[key]
-        else:
-            like = size, *((array.shape, array.ctx) for array in row)
-            if like not in self._heads:
-                self._heads[like] = self._losses.heads([row], [size], self._scale)[0]
-            heads = self._heads[like]
         return heads + (None,) * (len(row) - len(heads))
 
     def mean(self) -> mx.nd.NDArray:

@@ -8,12 +8,10 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from ..compat import mx
 from ..data_parallel.precision import refuse_16_bits_on_cpus
 from ..errors import PipelineMismatch
-from .profile import size_of
+from .profile import parameter_bytes
 from .stage import Arrays, outputs_of
 
 _CHAINS = (mx.gluon.nn.Sequential, mx.gluon.nn.HybridSequential)
@@ -21,7 +19,7 @@ _NUM_MEASURED = 3  # forward and backward passes of each layer, after one that d
 
 
 class Layer(NamedTuple):
-    """What a layer costs."""
+    """Costs of a layer."""
 
     name: str
     num_bytes: int  # of its parameters
@@ -97,10 +95,14 @@ def partition(net: mx.gluon.Block, num_stages: int, *batch: mx.nd.NDArray) -> Pa
             f"num_stages={num_stages!r}: expected a whole number of at least 1 and at most {len(blocks)}, the "
             "number of the net's layers"
         )
-    _check_values(blocks, may_be_deferred=bool(batch))
+    for parameter in net.collect_params().values():
+        if parameter._data is None and not (batch and parameter._deferred_init):
+            raise PipelineMismatch(
+                f"parameter {parameter.name} has no values yet: call net.initialize(...) before the net is cut, and "
+                "state every layer's in_units or in_channels, or run one batch, or pass one to gp.pipeline.partition"
+            )
     seconds = _measured(blocks, batch) if batch else [0.0] * len(blocks)
-    _check_values(blocks, may_be_deferred=False)
-    layers = [Layer(block.name, _num_bytes(block), spent) for block, spent in zip(blocks, seconds)]
+    layers = [Layer(block.name, parameter_bytes(block), spent) for block, spent in zip(blocks, seconds)]
     ends = balanced([layer.seconds if batch else layer.num_bytes for layer in layers], num_stages)
     spans = list(zip([0, *ends], ends))
     stages = [_chain(net, number, blocks[begin:end]) for number, (begin, end) in enumerate(spans)]
@@ -142,19 +144,6 @@ def _chain(net: mx.gluon.Block, number: int, blocks: Sequence[mx.gluon.Block]) -
     if getattr(net, "_active", False):
         stage.hybridize(**dict(net._flags))
     return stage
-
-
-def _check_values(blocks: Iterable[mx.gluon.Block], may_be_deferred: bool) -> None:
-    for parameter in (parameter for block in blocks for parameter in block.collect_params().values()):
-        if parameter._data is None and not (may_be_deferred and parameter._deferred_init):
-            raise PipelineMismatch(
-                f"parameter {parameter.name} has no values yet: call net.initialize(...) before the net is cut, and "
-                "state every layer's in_units or in_channels, or run one batch, or pass one to gp.pipeline.partition"
-            )
-
-
-def _num_bytes(block: mx.gluon.Block) -> int:
-    return sum(size_of(one.shape, np.dtype(one.dtype)) for one in block.collect_params().values())
 
 
 def _measured(blocks: Sequence[mx.gluon.Block], batch: Arrays) -> list[float]:

@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Callable
 
+from ..allreduce.gradients import trainable
 from ..compat import mx
 from ..compat.array_types import Nested, as_tuple
-from ..data_parallel import first_step
-from ..data_parallel.checks import check_call, check_loss
-from ..data_parallel.precision import LossScaling, refuse_16_bits_on_cpus, refuse_unsupported
+from ..data_parallel.checks import check_loss
+from ..data_parallel.precision import refuse_16_bits_on_cpus
 from ..data_parallel.step import TrainingStep
 from ..data_parallel.update import Update, UpdateOptions
 from ..device_threads import call_from
 from ..device_threads.seeds import draw_seed
 from ..engine import make_plain
 from ..errors import GradientUnavailable
-from ..kvstore.contract import contract, is_distributed
+from ..kvstore.contract import contract
 from ..nn.blocks import draws_random_numbers
-from ..nn.sync_batch_norm.participants import groups_of
 from ..split import num_samples, shard_sizes, split_and_load
 from . import checks, measured_memory
 from .flow import Flow, StepLoss
@@ -109,6 +108,7 @@ class Pipeline(TrainingStep):
         self.num_micro_batches, self.order, self.recompute = num_micro_batches, order, recompute
         self.batch_axis = batch_axis
         self._trainer: mx.gluon.Trainer | None = None
+        self._loss: Any = None  # of the step
         self._recorders: list[Recorder] = []  # one for each replica, in a step that is profiled
         self._place()
 
@@ -147,32 +147,9 @@ class Pipeline(TrainingStep):
                 concatenated.
             GradientUnavailable: called while MXNet records, or the trainer is not of this pipeline.
         """
-        self._prepare(loss, trainer)
-        check_call(x, self._is_distributed)
-        if x is None:
-            return self._step_without_samples(self.replicas[0][-1])
-        batch = {"inputs": as_tuple(x), "labels": as_tuple(y)}
-        num = num_samples(batch, self.batch_axis, allow_empty=self._is_distributed)
-        if num == 0:
-            return self._step_without_samples(self.replicas[0][-1])
-        checks.check_batch(batch["inputs"], num, self.num_micro_batches, len(self.replicas))
-        inputs = split_and_load(batch["inputs"], [devices[0] for devices in self.replicas], self.batch_axis)
-        labels = batch["labels"] and split_and_load(
-            batch["labels"], [devices[-1] for devices in self.replicas], self.batch_axis
-        )
-        update = self._begin(inputs[0], num)
-        parameters = [parameter for parameter in trainer._params if parameter.grad_req != "null"]
-        try:
-            with mx.autograd.train_mode(), accumulating(parameters):
-                mean = self._run(loss, inputs, labels or [()] * len(inputs), num)
-        except BaseException as error:  # Ctrl-C too
-            for group in groups_of(self.net):  # SyncBatchNorm's layers wait for no other replica then
-                group.abandon(error)
-            update.abandon()
-            raise
-        self.num_samples = num
-        update.end_step(num)
-        return mean
+        self._take(loss, trainer)
+        self._loss = loss
+        return self._step(x, y, self.replicas[0][-1])
 
     def profile(
         self, loss: Callable[..., Nested], trainer: mx.gluon.Trainer, x: Nested | None, y: Nested = ()
@@ -218,7 +195,7 @@ class Pipeline(TrainingStep):
         devices = [self.replicas[number % len(self.replicas)][0] for number in range(count)]
         micro_batches = split_and_load(x, devices, self.batch_axis)
         self._finish_initialization(micro_batches[0])
-        flows = [self._stages_of(replica) for replica in self.replicas]
+        flows = [self._stages_of(number) for number in range(len(self.replicas))]
         for number, arrays in enumerate(micro_batches):
             arrays = tuple(array.copy() for array in arrays)
             for stage in flows[number % len(flows)]:
@@ -233,8 +210,9 @@ class Pipeline(TrainingStep):
         for number, block in enumerate(self.stages):
             place(block.collect_params().values(), number, self.replicas, self)
 
-    def _stages_of(self, devices: list[mx.Context], recorder: Recorder | None = None) -> list[Stage]:
-        return [Stage(number, self.stages, devices, recorder) for number in range(len(self.stages))]
+    def _stages_of(self, replica: int) -> list[Stage]:
+        recorder = self._recorders[replica] if self._recorders else None
+        return [Stage(number, self.stages, self.replicas[replica], recorder) for number in range(len(self.stages))]
 
     def _finish_initialization(self, x: Arrays) -> None:
         """Run the net once on `x`, a micro-batch, where parameters' shapes follow from the input."""
@@ -251,24 +229,32 @@ class Pipeline(TrainingStep):
         """The order of passes for the form of the loss."""
         return "gpipe" if self._losses.needs_all else self.order
 
-    def _prepare(self, loss: Callable[..., Nested], trainer: mx.gluon.Trainer) -> None:
+    def _take(self, loss: Callable[..., Nested], trainer: mx.gluon.Trainer) -> None:
         """Check and prepare a trainer, or a loss of other parts, that the last step did not have."""
         parts = tuple(getattr(loss, "parts", ()))
         if trainer is not None and trainer is self._trainer and parts == self._parts:
             return
         check_loss(loss, self._update_options.accumulate, self._reduction)
         checks.check_trainer(self.net, trainer, self.replicas)
-        self._is_distributed = is_distributed(first_step.update_on_devices(trainer))
+        self._connect(trainer, self._devices, None, True)
         for updater in trainer._updaters:
             updater.aggregate_updates = False  # one operator for several weights would need them on one device
-        self.loss_scaling = LossScaling(trainer)
-        refuse_unsupported(self.net, trainer, self._devices, True)
         self._trainer, self._parts, self._update = trainer, parts, None
 
-    def _begin(self, inputs: Arrays | None, num: int) -> Update:
+    def _cut(self, batch: tuple[tuple, tuple], num: int) -> tuple[list[Arrays], list[tuple]]:
+        """The inputs and the labels of each replica, on its first and its last device."""
+        inputs, labels = batch
+        checks.check_batch(inputs, num, self.num_micro_batches, len(self.replicas))
+        shards = split_and_load(inputs, [devices[0] for devices in self.replicas], self.batch_axis)
+        if not labels:
+            return shards, [()] * len(shards)
+        return shards, split_and_load(labels, [devices[-1] for devices in self.replicas], self.batch_axis)
+
+    def _prepare(self, shards: tuple[list[Arrays], list[tuple]] | None) -> Update:
         assert self._trainer is not None
         if self._update is None:
-            if inputs is not None:
+            inputs = shards and shards[0][0]
+            if inputs:
                 self._finish_initialization(cut(inputs, 0, 1, self.batch_axis))
             num_parts = self.num_micro_batches * len(self.replicas)
             self._make_update(self._trainer, None, inputs, num_parts, checks.OF_MICRO_BATCHES)
@@ -276,27 +262,26 @@ class Pipeline(TrainingStep):
                 checks.warn_of_recomputation(pass_counts(self.stages, self.num_micro_batches), self.num_micro_batches)
         self._place()
         assert self._update is not None
-        self._update.begin_step(num)
         return self._update
 
-    def _run(self, loss: Callable[..., Nested], inputs: list[Arrays], labels: list[tuple], num: int) -> mx.nd.NDArray:
-        """Launch all passes on the replicas' inputs and labels; returns the mean loss."""
-        assert self.loss_scaling is not None
+    def _run(self, shards: tuple[list[Arrays], list[tuple]], num: int) -> mx.nd.NDArray:
+        assert self._trainer is not None
         count, order = self.num_micro_batches, self._order()
         counts = pass_counts(self.stages, count)
         seed = draw_seed() if self.recompute and any(map(draws_random_numbers, self.stages)) else None
-        step_loss = StepLoss(loss, self._losses, self.loss_scaling.scale)
+        step_loss = StepLoss(self._loss, self._losses, self.loss_scaling.scale)
         flows = []
-        for number, (devices, size) in enumerate(zip(self.replicas, shard_sizes(num, len(self.replicas)))):
-            recorder, sizes = self._recorders[number] if self._recorders else None, shard_sizes(size, count)
-            stages = self._stages_of(devices, recorder)
-            flow = Flow(stages, inputs[number], labels[number], sizes, counts, order, step_loss, self.batch_axis)
-            flows.append(flow)
-            if self.recompute:
-                flows[-1].recompute(seed)
-        for task in launching_order(order, counts):
-            for flow in flows:
-                flow.launch(task)
+        with mx.autograd.train_mode(), accumulating(trainable(self._trainer)):
+            for number, size in enumerate(shard_sizes(num, len(self.replicas))):
+                stages = self._stages_of(number)
+                inputs, labels = (of_replicas[number] for of_replicas in shards)
+                sizes = shard_sizes(size, count)
+                flows.append(Flow(stages, inputs, labels, sizes, counts, order, step_loss, self.batch_axis))
+                if self.recompute:
+                    flows[-1].recompute(seed)
+            for task in launching_order(order, counts):
+                for flow in flows:
+                    flow.launch(task)
         return step_loss.mean()
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 
+from ..allreduce.gradients import flags
 from ..compat import mx
-from ..compat.array_types import as_legacy
+from ..compat.array_types import set_zero
 
 
 class StageDevices(list):
     """The devices of one stage's parameters, one per replica; a list that compares equal to those of other stages.
 
-    A ``gluon.Trainer`` refuses parameters whose device lists differ, and uses only their length. Lists that are made
-    with the same object `pipeline` are equal.
+    A ``gluon.Trainer`` refuses parameters whose device lists differ, and uses only their length.
     """
 
     def __init__(self, devices: Iterable[mx.Context], pipeline: object) -> None:
@@ -21,9 +21,8 @@ class StageDevices(list):
         self.pipeline = pipeline
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, StageDevices) and other.pipeline is self.pipeline:
-            return True
-        return list.__eq__(self, other)
+        is_ours = isinstance(other, StageDevices) and other.pipeline is self.pipeline
+        return is_ours or list.__eq__(self, other)
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -63,20 +62,17 @@ def place(
 def accumulating(parameters: Sequence[mx.gluon.Parameter]) -> Iterator[None]:
     """Within this block backward passes add to the parameters' gradients.
 
-    Gradients that an update has used already (MXNet's ``_fresh_grad`` is False) become zero first. Afterwards the
-    parameters have the ``grad_req`` that they had before.
+    Gradients that an update has used already become zero first. Afterwards the parameters have the ``grad_req`` that
+    they had before.
     """
-    stale: dict[mx.Context, list[mx.nd.NDArray]] = {}  # device -> gradients
     marked = []
     try:
         for parameter in parameters:
-            for array, gradient in zip(parameter.list_data(), parameter.list_grad()):
-                if not array._fresh_grad:
-                    stale.setdefault(gradient.ctx, []).append(as_legacy(gradient))
-            _mark(parameter, "add")
+            for fresh, gradient in zip(flags(parameter), parameter.list_grad()):
+                if not fresh:
+                    set_zero(gradient)
             marked.append(parameter)
-        for gradients in stale.values():
-            mx.nd.reset_arrays(*gradients, num_arrays=len(gradients))
+            _mark(parameter, "add")
         yield
     finally:
         for parameter in marked:
@@ -84,8 +80,7 @@ def accumulating(parameters: Sequence[mx.gluon.Parameter]) -> Iterator[None]:
 
 
 def _mark(parameter: mx.gluon.Parameter, grad_req: str) -> None:
-    arrays = parameter.list_data()
-    fresh = [array._fresh_grad for array in arrays]  # which `mark_variables` resets
-    mx.autograd.mark_variables(arrays, parameter.list_grad(), grad_req)
-    for array, flag in zip(arrays, fresh):
+    fresh = flags(parameter)  # which `mark_variables` resets
+    mx.autograd.mark_variables(parameter.list_data(), parameter.list_grad(), grad_req)
+    for array, flag in zip(parameter.list_data(), fresh):
         array._fresh_grad = flag

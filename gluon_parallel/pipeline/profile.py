@@ -45,7 +45,7 @@ class Profile:
         self.num_held = [most_held(order, stage, self.counts) for stage in range(len(stages))]
         inputs = [recorders[0].inputs[stage] for stage in range(len(stages))]
         self._inputs = [sum(size_of(*one) for one in arrays) for arrays in inputs]
-        self.parameters = [parameter_bytes(block) for block in stages]
+        self.parameters = [parameter_bytes(block, with_gradients=True) for block in stages]
         self.activations = [activation_bytes(block, arrays) for block, arrays in zip(stages, inputs)]
         known = [[one for one in peaks[stage :: len(stages)] if one is not None] for stage in range(len(stages))]
         self.peaks = [max(found) if len(found) == len(recorders) else None for found in known]
@@ -171,12 +171,11 @@ def _megabytes(count: int | None) -> str:
     return "?" if count is None else f"{count / 1e6:.2f}"
 
 
-def parameter_bytes(block: mx.gluon.Block) -> int:
-    """Bytes of a block's parameters and of their gradients."""
-    return sum(
-        size_of(one.shape, np.dtype(one.dtype)) * (1 + (one.grad_req != "null"))
-        for one in block.collect_params().values()
-    )
+def parameter_bytes(block: mx.gluon.Block, with_gradients: bool = False) -> int:
+    """Bytes of a block's parameters."""
+    parameters = block.collect_params().values()
+    num = {one: 1 + (with_gradients and one.grad_req != "null") for one in parameters}
+    return sum(size_of(one.shape, np.dtype(one.dtype)) * num[one] for one in parameters)
 
 
 def size_of(shape: tuple[int, ...], dtype: np.dtype) -> int:

@@ -76,7 +76,9 @@ class ExponentialMovingAverage:
             DevicesMismatch: the net was moved to other devices.
         """
         self._refuse_while_applied("update()")
-        if not self._has_trained():
+        before, self._trainer_updates = self._trainer_updates, self._count()
+        counts_itself = self._trainer is None or self._trainer._update_on_kvstore  # servers run the optimizer
+        if self._trainer_updates == before and not counts_itself:
             return
         with mx.autograd.pause():
             if self.num_updates == 0:
@@ -156,12 +158,6 @@ class ExponentialMovingAverage:
 
     def _count(self) -> int:
         return self._trainer.optimizer.num_update if self._trainer is not None else 0
-
-    def _has_trained(self) -> bool:
-        """Whether the weights have changed since the last call, as far as the trainer knows."""
-        before, self._trainer_updates = self._trainer_updates, self._count()
-        # Servers that run the optimizer count for themselves.
-        return self._trainer is None or self._trainer._update_on_kvstore or self._trainer_updates != before
 
     def _parameters(self) -> dict[str, mx.gluon.Parameter]:
         """Every parameter once, also one that layers share."""

@@ -47,11 +47,6 @@ def combined_messages(messages, direction):
     return combine(np.stack(messages), direction, messages=True)
 
 
-def added(vectors):
-    """The sum of all, by the C library."""
-    return combined(vectors, direction=1)
-
-
 def shards(rng, sizes, shape=(3, 4, 5), dtype="float32", offset=0.0, scale=1.0):
     """Random shards of these sizes, in the precision that the layer will see."""
     return [(rng.normal(size=(size, *shape)) * scale + offset).astype(dtype) for size in sizes]

@@ -59,14 +59,6 @@ def cifar_binary(batches):
     }
 
 
-def cifar_python(batches):
-    """The files of the Python version, written as Python 2 and the NumPy of its day wrote them: {name: content}."""
-    return {
-        name: _pickled_by_python_2(images.reshape(-1, 3072), labels.tolist())
-        for name, (images, labels) in batches.items()
-    }
-
-
 def tar_gz(files, folder="cifar-10-batches"):
     """An archive as it is published: the files in a folder, beside others that do not matter."""
     buffer = io.BytesIO()
@@ -79,23 +71,3 @@ def tar_gz(files, folder="cifar-10-batches"):
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
     return buffer.getvalue()
-
-
-def _pickled_by_python_2(data, labels):
-    """{"batch_label": ..., "labels": [...], "data": array} in protocol 2, where every string is one of bytes."""
-
-    def text(value):
-        return b"U" + bytes([len(value)]) + value  # SHORT_BINSTRING
-
-    def integer(value):
-        return b"J" + struct.pack("<i", value)  # BININT
-
-    raw = data.tobytes()
-    dtype = b"cnumpy\ndtype\n" + text(b"u1") + integer(0) + integer(1) + b"\x87R"  # GLOBAL, TUPLE3, REDUCE
-    dtype += b"(" + integer(3) + text(b"|") + b"NNN" + integer(-1) + integer(-1) + integer(0) + b"tb"  # TUPLE, BUILD
-    array = b"cnumpy.core.multiarray\n_reconstruct\n" + b"cnumpy\nndarray\n" + integer(0) + b"\x85" + text(b"b")
-    array += b"\x87R(" + integer(1) + integer(len(data)) + integer(data.shape[1]) + b"\x86" + dtype + b"\x89"
-    array += b"T" + struct.pack("<i", len(raw)) + raw + b"tb"  # BINSTRING, TUPLE, BUILD
-    listed = b"](" + b"".join(map(integer, labels)) + b"e"  # EMPTY_LIST ... APPENDS
-    entries = text(b"batch_label") + text(b"one of five") + text(b"labels") + listed + text(b"data") + array
-    return b"\x80\x02}(" + entries + b"u."  # PROTO, EMPTY_DICT ... SETITEMS, STOP

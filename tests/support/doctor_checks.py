@@ -1,5 +1,6 @@
 """Helpers of the tests of `gluon-parallel doctor`: its probes, answers made up, and the one finding of a section."""
 
+import copy
 import json
 import os
 import subprocess
@@ -25,9 +26,9 @@ def some_seconds(python=sys.executable, seconds=60, **environment):
 class Says:
     """In the place of probes: gives one answer to all questions."""
 
-    def __init__(self, found, status=0, output=""):
-        self.answer = Answer(found, status, output)
-        self.python, self.environment = sys.executable, {}
+    def __init__(self, found, status=0, output="", **environment):
+        self.answer = Answer(copy.deepcopy(found), status, output)
+        self.python, self.environment = sys.executable, environment
 
     def ask(self, *words):
         return self.answer
@@ -35,7 +36,24 @@ class Says:
     def launch(self, *words):
         return self.answer
 
-    run = ask
+    def run(self, command):
+        return Answer({}, 0, "")
+
+
+def section_of(check, probes=None, *args):
+    """The section that a check has filled."""
+    section = report.Section("MPI")
+    check(section, probes or some_seconds(), *args)
+    lines = report.text([section]).splitlines()  # paths are not broken and may be long here
+    assert all(len(line) <= report.WIDTH or max(map(len, line.split())) > report.WIDTH / 2 for line in lines)
+    return section
+
+
+def the_finding(section):
+    """(verdict, sentence and cure) of a section with one finding, made by a check or read from JSON."""
+    findings = section.findings if isinstance(section, report.Section) else section["findings"]
+    [(verdict, text, cure)] = [one if isinstance(one, tuple) else one.values() for one in findings]
+    return verdict, f"{text} -> {cure}"
 
 
 def run_doctor(python=sys.executable, *options):
@@ -50,20 +68,3 @@ def run_doctor(python=sys.executable, *options):
     failed = any(section["verdict"] == report.FAILED for section in sections.values())
     assert (done.returncode == 0) == bool(answer["training_works"] and not failed)
     return done.returncode, sections
-
-
-def fits(section):
-    """Whether the lines of its text fit, but for paths, which are not broken and may be long here."""
-    lines = report.text([section]).splitlines()
-    return all(len(line) <= report.WIDTH or max(map(len, line.split())) > report.WIDTH / 2 for line in lines)
-
-
-def the_finding(section):
-    """(verdict, sentence and cure) of a section with one finding."""
-    if isinstance(section, dict):
-        section = report.Section(
-            section["name"], section["facts"], [report.Finding(**finding) for finding in section["findings"]]
-        )
-    [finding] = section.findings
-    assert fits(section)
-    return finding.verdict, f"{finding.text} -> {finding.cure}"

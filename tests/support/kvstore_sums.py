@@ -13,6 +13,7 @@ from simulated_hosts import NONBLOCKING
 import gluon_parallel as gp
 from gluon_parallel.compat.array_types import BFLOAT16
 from gluon_parallel.kvstore.contract import contract
+from gluon_parallel.kvstore.mpi.shared_memory import sums
 from gluon_parallel.kvstore.mpi.transport import ANSWERED, ASKED
 from mxnet import nd
 
@@ -73,6 +74,27 @@ def check_keys_that_wait_for_each_other(store):
             y.wait_to_read()
             store.pushpull(f"x {size}", x)
         assert (x.asnumpy() == 2 * store.num_workers).all() and (y.asnumpy() == 3 * store.num_workers).all()
+
+
+def check_rows_summed_in_parts_have_the_same_bits(store):
+    """Many processes sum a part of a long row each; the sums are those of one process that adds up in rank order."""
+    many = sums.MANY
+    for dtype, size in (("float32", 100_003), ("float64", 20_001), ("float16", 70_001), ("int32", 40_007)):
+        values = [nd.random.uniform(-99, 99, shape=size).astype(dtype) for _ in range(store.num_workers * 2)]
+        store.broadcast(f"values {dtype}", values, values)
+        found = []
+        try:
+            for sums.MANY in (2, many):
+                own = [values[2 * store.rank + place].as_in_context(device) for place, device in enumerate(DEVICES)]
+                outs = per_device([np.zeros(size)] * 2, dtype)
+                for _ in range(3):
+                    store.pushpull(f"{sums.MANY} {dtype}", own, out=outs)
+                found.append([out.asnumpy() for out in outs])
+        finally:
+            sums.MANY = many
+        assert (np.array(found) == found[1][0]).all(), dtype
+        wanted = sum(value.astype("float64").asnumpy() for value in values)
+        assert np.allclose(found[0][0], wanted, rtol=2e-2 if dtype == "float16" else 1e-5, atol=1), dtype
 
 
 def check_exchanges_of_one_key_keep_their_order(store):

@@ -1,16 +1,7 @@
-"""Nets of the examples, as ``gluon-parallel parity --net parity_nets.py:resnet20`` takes them."""
+"""A net of the examples, as ``gluon-parallel parity --net parity_nets.py:resnet20`` takes it."""
 
 import gluon_parallel as gp
 from mxnet import gluon
-
-
-def lenet(store):
-    """LeNet on grey pictures of 28 x 28, without SyncBatchNorm."""
-
-    def batch(num, rng):
-        return rng.random((num, 1, 28, 28)), rng.integers(0, 10, num)
-
-    return gp.models.LeNet(num_classes=10), gluon.loss.SoftmaxCrossEntropyLoss(), batch
 
 
 def resnet20(store):

@@ -42,7 +42,7 @@ def recording(*devices, num_steps=4, rank=0, busy=2.0, **more):
                 elif what == parts.DEVICES:
                     made.passes.append(Pass("norm0", f"cpu({device})", "forward", step, begin, begin, now, now, now))
                 elif what in OPERATORS:
-                    made.operators.append(Operator(device, OPERATORS[what], begin, now, 1))
+                    made.operators.append(Operator(device, OPERATORS[what], begin, now))
                 if what in (READING, parts.SCRIPT):
                     launched = now
                 if what == parts.ENGINE:

@@ -45,8 +45,7 @@ class Answer(NamedTuple):
         """Why it did not end well, in one sentence without a full stop; empty if it did."""
         if self.status == 0:
             return ""
-        variable = _VARIABLE.search(self.output)
-        if variable:
+        if variable := _VARIABLE.search(self.output):
             return f"MXNet cannot read {variable[1] or 'MXNET_ENGINE_TYPE'}={variable[2] or variable[3]!r}"
         if self.status is None:
             return "it took longer than its limit of time"
@@ -73,15 +72,13 @@ def reason(output: str) -> str:
         >>> reason("ImportError: \\n\\nA page of advice.\\n\\nOriginal error was: libopenblas.so: no such file\\n")
         'libopenblas.so: no such file'
     """
-    causes = _ORIGINAL.findall(output)
-    if causes:
+    if causes := _ORIGINAL.findall(output):
         return causes[-1].rstrip(".")
-    found = list(_EXCEPTION.finditer(output)) or list(_LAUNCHER.finditer(output))
-    if not found:
-        lines = [line for line in output.splitlines() if line.strip()][-1:]
-    else:
+    if found := list(_EXCEPTION.finditer(output)) or list(_LAUNCHER.finditer(output)):
         rest = output[found[-1].end() :].lstrip("\n").splitlines()
         lines = list(itertools.takewhile(lambda line: not _AFTER.match(line), rest))
+    else:
+        lines = [line for line in output.splitlines() if line.strip()][-1:]
     return " ".join(line.strip() for line in lines).partition("; its log is ")[0].rstrip(".")
 
 

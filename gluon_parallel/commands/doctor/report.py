@@ -42,12 +42,7 @@ class Section:
 
     @property
     def verdict(self) -> str:
-        """The worst of the findings.
-
-        Example:
-            >>> Section("MPI").verdict, Section("MPI", {}, [Finding("warning", "slow")]).verdict
-            ('ok', 'warning')
-        """
+        """The worst of the findings."""
         return max((finding.verdict for finding in self.findings), key=VERDICTS.index, default=OK)
 
 
@@ -81,7 +76,7 @@ def _wrapped(first: str, words: str) -> str:
     """Words behind the first one, which has a column of its own; the user's own folder is nobody's business."""
     home = os.path.expanduser("~")
     words = words if len(home) < 3 else words.replace(home, "~")
+    # "[inconclusive]" is longer than its column
+    first = f"{first:{_INDENT}}" if len(first) < _INDENT else f"{first}\n{'':{_INDENT}}"
     lines = textwrap.wrap(words, WIDTH - _INDENT, break_on_hyphens=False, break_long_words=False)
-    if len(first) >= _INDENT:  # "[inconclusive]"
-        return "\n".join([first, *(" " * _INDENT + line for line in lines)])
-    return "\n".join(f"{word:{_INDENT}}{line}" for word, line in zip([first, *[""] * len(lines)], lines))
+    return first + f"\n{'':{_INDENT}}".join(lines)

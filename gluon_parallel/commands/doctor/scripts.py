@@ -64,7 +64,20 @@ def exchange():
     from gluon_parallel.compat import mx
 
     store = kvstore.create("auto")
-    tell({"processes": store.num_workers, "library": _library(store)})
+    library = "ps-lite, in MXNet"
+    if store.type == "horovod":
+        import horovod
+
+        library = f"Horovod {horovod.__version__}"
+    elif store.type == "mpi":
+        from mpi4py import MPI
+
+        from gluon_parallel.kvstore.mpi.startup import progress_engine
+
+        memory = progress_engine().shared
+        shared = "sums in shared memory" if memory is not None and memory.num_hosts == 1 else "sums between hosts"
+        library = f"{MPI.Get_library_version().partition(',')[0].strip()}, {shared}"
+    tell({"processes": store.num_workers, "library": library})
     wanted = store.num_workers * (store.num_workers + 1) / 2
     for key, (name, size) in enumerate(SIZES.items()):
         array = mx.nd.zeros(size)
@@ -75,23 +88,6 @@ def exchange():
             store.pushpull(key, array)
             right = right and bool((array.asnumpy() == wanted).all())
         tell({f"size {name}": {"bytes": 4 * size, "right": right}})
-
-
-def _library(store):
-    """What carries the store's messages, with its version."""
-    if store.type == "mpi":
-        from mpi4py import MPI
-
-        from gluon_parallel.kvstore.mpi.startup import progress_engine
-
-        memory = progress_engine().shared
-        shared = "sums in shared memory" if memory is not None and memory.num_hosts == 1 else "sums between hosts"
-        return f"{MPI.Get_library_version().partition(',')[0].strip()}, {shared}"
-    if store.type == "horovod":
-        import horovod
-
-        return f"Horovod {horovod.__version__}"
-    return "ps-lite, in MXNet"
 
 
 if __name__ == "__main__":

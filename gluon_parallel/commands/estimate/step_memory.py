@@ -171,8 +171,7 @@ def _state_bytes(optimizer, dtype):
 class _Alive:
     """Bytes that are allocated, and the most there ever were."""
 
-    def __init__(self):
-        self.bytes = self.most = 0
+    bytes = most = 0
 
     def add(self, size):
         self.bytes += size
@@ -185,8 +184,9 @@ def _activations(nodes, weights):
     needs = _need_gradients(nodes, weights)
     readers: collections.Counter = collections.Counter()  # entry -> how many backward passes read it
     for number, node in enumerate(nodes):
-        for entry in _read(number, node, backward[number]) if needs[number] else ():
-            readers[entry] += 1
+        if needs[number]:
+            read = {node.inputs[position] for position in backward[number].inputs}
+            readers.update(read | {(number, output) for output in backward[number].outputs})
     alive = _Alive()
     kept = _forward(nodes, readers, alive)
     gradients: dict = {}  # entry -> the arrays whose sum its gradient is
@@ -231,11 +231,6 @@ def _need_gradients(nodes, weights):
     for number, node in enumerate(nodes):
         needs[number] = needs[number] or any(needs[source] for source, _ in node.inputs)
     return needs
-
-
-def _read(number, node, backward):
-    """The entries that the backward pass of a node reads."""
-    return {node.inputs[position] for position in backward.inputs} | {(number, output) for output in backward.outputs}
 
 
 def _forward(nodes, readers, alive):

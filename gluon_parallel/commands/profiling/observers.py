@@ -1,21 +1,24 @@
-"""Observation of an unchanged program: methods are wrapped while a profile runs, and put back after it."""
+"""Observation of an unchanged program, whose methods are wrapped while a profile runs, and of its host's cores."""
 
 import contextlib
 import functools
 import gc
-import itertools
+import math
+import os
 import threading
 import time
+from pathlib import Path
 
 from ...compat import mx
+from ...cores import cpu_limit
 from ...data_parallel import DataParallel
-from ...device_threads.thread import DeviceThread
+from ...launch_engines import agent
 from ...pipeline import Pipeline
 from .parts import READING
 from .recording import Span
 
 _gluon = mx.gluon
-_JOINED = 100_000  # nanoseconds between two calls on a device thread that count as one
+_TICK = 1 / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.contextmanager
@@ -77,37 +80,6 @@ def net_of(trainer):
 
 
 @contextlib.contextmanager
-def recorded_launches():
-    """Record when the threads of the devices launch operators; yields a list of spans, filled at the block's end."""
-    found: dict[str, list[Span]] = {}  # device -> spans; each is written by that device's thread alone
-
-    def make(original):
-        def call(self, function):
-            def timed():
-                begin = time.monotonic_ns()
-                try:
-                    return function()
-                finally:
-                    note(str(self.device), begin, time.monotonic_ns())
-
-            return original(self, timed)
-
-        return call
-
-    def note(device, begin, end):
-        own = found.setdefault(device, [])
-        if own and begin - own[-1].end < _JOINED:
-            own[-1] = own[-1]._replace(end=end)
-        else:
-            own.append(Span(device, begin, end))
-
-    spans: list[Span] = []
-    with replaced(DeviceThread, "__call__", make):
-        yield spans
-    spans += itertools.chain(*found.values())
-
-
-@contextlib.contextmanager
 def recorded_reading(owners):
     """Record when the calling thread waits for a batch of MXNet's loaders or of `owners`; yields a list of spans."""
     spans: list[Span] = []
@@ -150,3 +122,23 @@ def recorded_reading(owners):
         stack.enter_context(replaced(mx.io.DataIter, "__next__", noted))
         stack.callback(inside.append, None)  # iterators that are in use then note nothing more
         yield spans
+
+
+def processor_seconds():
+    """Processor time of this process and of those that it started, such as a DataLoader's workers."""
+    ticks = [sum(map(int, agent.status(process)[11:15])) for process in agent.descendants(os.getpid())]
+    of_ended = os.times().children_user + os.times().children_system
+    return time.process_time() + of_ended + _TICK * sum(ticks)
+
+
+def idle_seconds():
+    """How long the cores of this process's affinity mask have been idle, added up; NaN in a container with a limit.
+
+    There, other containers may use the cores too, and what is idle is not for this process.
+    """
+    cores = os.sched_getaffinity(0)
+    if cpu_limit() < len(cores):
+        return math.nan
+    own = {f"cpu{number}" for number in cores}
+    lines = [line.split() for line in Path("/proc/stat").read_text("ascii").splitlines()]
+    return _TICK * sum(int(line[4]) + int(line[5]) for line in lines if line[0] in own)

@@ -80,4 +80,4 @@ def _read(path, devices, behind):
             begins[key] = event
         else:
             begin, end = (int(one["ts"]) * 1000 - behind for one in (begins.pop(key), event))
-            yield Operator(device, event["name"], begin, end, event["tid"] % 10_000)
+            yield Operator(device, event["name"], begin, end)

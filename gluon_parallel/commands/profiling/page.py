@@ -5,9 +5,9 @@ import statistics
 from pathlib import Path
 from typing import NamedTuple
 
+from .findings import head, rows
 from .parts import COLOURS, COMPUTING, DEVICES, LATE, LAUNCHING, MEANING, PARTS, READING, TRANSFER
 from .recording import STEP
-from .summary import head, rows
 
 _NUM_OPERATORS, _NUM_LAYERS = 12, 10
 _WIDTH = 2000  # of a bar, in its own units

@@ -23,13 +23,12 @@ class Operator(NamedTuple):
     name: str
     begin: int  # nanoseconds of the monotonic clock, as are all times here
     end: int
-    thread: int
 
 
 class Span(NamedTuple):
     """What a Python thread did."""
 
-    what: str  # STEP, parts.READING, or the name of the device that the thread launched
+    what: str  # STEP or parts.READING
     begin: int
     end: int
 
@@ -52,7 +51,6 @@ class Recording:
     marks: list[list[int]] = field(default_factory=list)  # per device: when recording began, and each step ended
     operators: list[Operator] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)  # of the thread that trains
-    launches: list[Span] = field(default_factory=list)  # of the devices' threads
     passes: list[Pass] = field(default_factory=list)  # of SyncBatchNorm layers
 
     def moved(self, nanoseconds):
@@ -63,7 +61,7 @@ class Recording:
 
         changed = Recording(**{**vars(self), "begin": self.begin + nanoseconds, "end": self.end + nanoseconds})
         changed.marks = [[mark + nanoseconds for mark in marks] for marks in self.marks]
-        for name in ("operators", "spans", "launches"):
+        for name in ("operators", "spans"):
             setattr(changed, name, move(getattr(self, name), ("begin", "end")))
         changed.passes = move(self.passes, ("began", "arrived", "complete", "reduced", "ended"))
         return changed

@@ -20,12 +20,11 @@ from ...nn import would_convert
 from ...nn.sync_batch_norm.measured import recorded as recorded_passes
 from ...nn.sync_batch_norm.sync_group import all_groups
 from ...pipeline import Pipeline
-from . import cores, observers, operators
+from . import observers, operators
 from .analysis import Analysis
-from .findings import findings
+from .findings import findings, summary
 from .page import page
 from .recording import STEP, Recording, Span, gathered, host
-from .summary import summary
 from .trace import write_trace
 
 MARK = "gluon_parallel.step"
@@ -115,10 +114,13 @@ class Session:
         made.devices = [str(device) for device in devices]
         with contextlib.ExitStack() as stack:
             made.passes = stack.enter_context(recorded_passes(all_groups()))
-            made.launches = stack.enter_context(observers.recorded_launches())
             made.operators = stack.enter_context(operators.recorded(devices))
             self._recording = stack.pop_all()
-        made.processor, made.idle, made.begin = -cores.processor_seconds(), -cores.idle_seconds(), time.monotonic_ns()
+        made.processor, made.idle, made.begin = (
+            -observers.processor_seconds(),
+            -observers.idle_seconds(),
+            time.monotonic_ns(),
+        )
 
     def _updated_by(self, trainer):
         """On each device the weights and gradients of a trainer; a program may have several."""
@@ -148,8 +150,8 @@ class Session:
         with recording:
             mx.nd.waitall()
             made = self._made
-            made.processor, made.end = made.processor + cores.processor_seconds(), time.monotonic_ns()
-            made.idle += cores.idle_seconds()
+            made.processor, made.end = made.processor + observers.processor_seconds(), time.monotonic_ns()
+            made.idle += observers.idle_seconds()
         reads = [span for span in self._reads if made.begin <= span.begin < made.end]
         made.spans = sorted([*made.spans, *reads], key=lambda span: span.begin)
         made.marks = [

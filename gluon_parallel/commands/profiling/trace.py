@@ -45,8 +45,6 @@ def _events(recording, found, start):
         operators = [one for one in recording.operators if one.device == number]
         runs = [one for one in operators if not exchanges.is_exchange(one.name)]
         yield from rows(device, [(one.name, one.begin, one.end, ()) for one in runs])
-        launches = [span for span in recording.launches if span.what == device]
-        yield from rows(f"{device}, launching", [("launching", span.begin, span.end, ()) for span in launches])
         passes = [one for one in recording.passes if one.device == device]
         slices = [
             (f"{one.layer}, {one.direction}", one.began, one.ended, [

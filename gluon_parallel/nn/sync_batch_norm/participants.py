@@ -9,7 +9,7 @@ from ...compat import mx
 from ...split import as_devices
 from ..blocks import blocks_of
 from .layer import SyncBatchNorm
-from .start import start_anew
+from .start import one_step
 from .sync_group import SyncGroup, any_group
 
 STATISTICS = ("running_mean", "running_var", "moving_mean", "moving_var")  # ends of their parameters' names
@@ -66,23 +66,19 @@ def participants(net: mx.gluon.Block, devices: Iterable[mx.Context]) -> Iterator
         ...     with mx.autograd.record():
         ...         outputs = [net(shard) for shard in shards]
     """
-    groups, devices = groups_of(net), as_devices(devices)
-    start_anew(groups)
+    groups, devices, fewer = groups_of(net), as_devices(devices), False
     names = frozenset(map(str, devices))
-    fewer = any(group.devices() != names for group in groups)
     try:
-        if fewer:
-            mx.nd.waitall()
-            for group in groups:
-                group.limit_to(names)
-        yield
-        if fewer:
-            mx.nd.waitall()
-            _follow(net, devices)
-    except BaseException as error:
-        for group in groups:
-            group.abandon(error)
-        raise
+        with one_step(groups):
+            fewer = any(group.devices() != names for group in groups)
+            if fewer:
+                mx.nd.waitall()
+                for group in groups:
+                    group.limit_to(names)
+            yield
+            if fewer:
+                mx.nd.waitall()
+                _follow(net, devices)
     finally:
         if fewer:
             for group in groups:

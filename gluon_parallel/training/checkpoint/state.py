@@ -74,10 +74,6 @@ def _flatten(state: Any, name: str = "optimizer") -> dict[str, mx.nd.NDArray]:
     return {key: array for part, held in parts for key, array in _flatten(held, f"{name}/{part}").items()}
 
 
-def _holds_arrays(value: Any) -> bool:
-    return isinstance(value, dict) and any(isinstance(leaf, mx.nd.NDArray) for _, leaf in leaves(value))
-
-
 def _names(net: mx.gluon.Block, trainer: mx.gluon.Trainer) -> list[str]:
     """The name of each of the trainer's parameters, in its order."""
     places = {id(parameter): name for name, parameter in reversed(list(parameters_of(net).items()))}
@@ -162,7 +158,9 @@ def state(net: mx.gluon.Block, trainer: Optional[mx.gluon.Trainer] = None, keeps
     facts: dict[str, Any] = {"net": type(net).__name__}
     if trainer is not None:
         optimizer, names, stateful = trainer.optimizer, _names(net, trainer), []
-        elsewhere = [key for key, value in vars(optimizer).items() if _holds_arrays(value)]
+        held = [(key, leaf) for key, value in vars(optimizer).items() if isinstance(value, dict)
+                for _, leaf in leaves(value)]  # fmt: skip
+        elsewhere = [key for key, leaf in held if isinstance(leaf, mx.nd.NDArray)]
         if elsewhere:
             raise CheckpointError(
                 f"{type(optimizer).__name__} keeps arrays in its attribute {elsewhere[0]!r}, outside its states, where "

@@ -19,6 +19,7 @@ from ..seeding import reseed
 
 _data = mx.gluon.data
 _LAST_BATCH = {"keep": "pad", "discard": "discard"}  # Gluon's words and the sampler's
+_ROLLOVER = "last_batch='rollover', of which an epoch leaves samples over for the next one"
 
 
 class LoaderShard:
@@ -55,19 +56,11 @@ class LoaderShard:
 
         BatchMismatch: it leaves samples out.
         """
-        if isinstance(self._order, _Own):
-            if self.is_rollover:
-                raise BatchMismatch(
-                    "predict: the loader keeps samples for its next pass (last_batch='rollover'); make one with "
-                    "last_batch='keep'"
-                )
-            return None
-        numbers = self._order.numbers(self.epoch)
-        if len(numbers) < self._order.length:
-            raise BatchMismatch(
-                f"predict: the loader leaves out {self._order.length - len(numbers)} of {self._order.length} samples "
-                "(last_batch='discard'); make one with last_batch='keep'"
-            )
+        numbers = None if isinstance(self._order, _Own) else self._order.numbers(self.epoch)
+        left_out = 0 if numbers is None else self._order.length - len(numbers)
+        if left_out or self.is_rollover:
+            which = f"{left_out} of {self._order.length} samples" if left_out else "samples for its next pass"
+            raise BatchMismatch(f"predict: the loader leaves out {which}; make one with last_batch='keep'")
         return numbers
 
     @property
@@ -170,16 +163,13 @@ def shard_loader(loader: Any, rank: int, num_workers: int, seed: int) -> Any:
     elif num_workers == 1:
         return LoaderShard(loader, _Own(loader))
     kind = type(loader).__name__
-    if isinstance(loader, _data.DataLoader) and _is_rollover(sampler):
-        raise TypeError(
-            f"cannot divide a DataLoader with last_batch='rollover' among {num_workers} processes: what an "
-            "epoch leaves over would go into the next one's first batch. Write last_batch='keep' or 'discard'"
-        )
     if isinstance(loader, _data.DataLoader):
-        kind += f" with a {type(getattr(sampler, '_sampler', sampler)).__name__} of its own"
+        own = f"a {type(getattr(sampler, '_sampler', sampler)).__name__} of its own"
+        kind += f" with {_ROLLOVER if _is_rollover(sampler) else own}"
     raise TypeError(
         f"cannot divide a {kind} among {num_workers} processes. Pass a DataLoader(data, batch_size, "
-        "shuffle=...) or gp.datasets.batches; or let each process read its own part, and leave the loader out: "
+        "shuffle=...), whose last_batch is 'keep' or 'discard', or gp.datasets.batches; or let each process read its "
+        "own part, and leave the loader out: "
         "gp.sampler.BatchSampler(..., rank=training.rank, num_workers=training.store.num_workers), and "
         "gp.sampler.join(batches, training.store) where the parts differ in length"
     )

@@ -28,14 +28,16 @@ def sort_saved(saved: Optional[Mapping[str, Any]]) -> tuple[dict[str, Any], dict
     return objects, arrays
 
 
+# Attributes of a loop by their names in files
+_COUNTS = {"epoch": "epoch", "step": "step_in_epoch", "steps": "num_steps", "best": "best", "best_epoch": "best_epoch",
+           "epochs_since_best": "epochs_since_best"}  # fmt: skip
+
+
 def write(loop: Any, path: Path) -> None:
     """Write a :class:`.Loop` with its net and trainer; all losses have been read."""
-    there = {
-        "epoch": loop.epoch, "step": loop.step_in_epoch, "steps": loop.num_steps, "seed": loop._seed,
-        "best": loop.best, "best_epoch": loop.best_epoch, "epochs_since_best": loop.epochs_since_best,
-        "loaders": [[*loader.position, operator.length_hint(loader)] for loader in loop.loaders],
-        "sums": loop._losses.sums, "num_samples": loop._losses.num_samples,
-    }  # fmt: skip
+    there = {key: getattr(loop, name) for key, name in _COUNTS.items()}
+    there["loaders"] = [[*loader.position, operator.length_hint(loader)] for loader in loop.loaders]
+    there.update(seed=loop._seed, sums=loop._losses.sums, num_samples=loop._losses.num_samples)
     own = {**loop._objects, **{name: copies[0] for name, copies in loop._arrays.items()}}
     files.write(path, loop.net, loop.trainer, own, there, loop.is_main)
 
@@ -74,9 +76,8 @@ def resume(loop: Any) -> None:
                 f"{operator.length_hint(loader)}, so samples would be left out or read twice. Continue with the "
                 "same batch size and data, or from a checkpoint between two epochs"
             )
-    loop.epoch, loop.step_in_epoch, loop.num_steps = there["epoch"], there["step"], there["steps"]
-    loop.best, loop.best_epoch = there["best"], there.get("best_epoch", 0)
-    loop.epochs_since_best = there["epochs_since_best"]
+    for key, name in _COUNTS.items():
+        setattr(loop, name, there[key])
     for loader, (epoch, start, _) in zip(loop.loaders, there["loaders"]):
         loader.set_epoch(epoch, start)
     sums, num = there["sums"], there["num_samples"]  # of all processes, so one of them goes on with them

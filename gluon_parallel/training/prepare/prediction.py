@@ -33,7 +33,10 @@ def predict(net: Any, loader: Any, devices: list[mx.Context], store: Any) -> Any
     def of_shard(shard):
         return _checked(net(*shard), num_samples(shard))
 
-    outputs = iter([_map(_concatenate, shards) for shards in run(of_shard, inputs(), devices)])
+    def concatenate(arrays):
+        return np.concatenate([array.asnumpy() for array in arrays])
+
+    outputs = iter([_map(concatenate, shards) for shards in run(of_shard, inputs(), devices)])
     own = [next(outputs) if has else None for has in has_samples]
     everyones = gather_objects(own, store, "training.predict()")
     parts = [part for batch in zip(*everyones) for part in batch if part is not None]
@@ -75,10 +78,6 @@ def _map(function, parts):
     if isinstance(first, dict):
         return {key: _map(function, [part[key] for part in parts]) for key in first}
     return function(parts)
-
-
-def _concatenate(shards):
-    return np.concatenate([shard.asnumpy() for shard in shards])
 
 
 def _whole(arrays, order):

@@ -26,8 +26,7 @@ from ...nn.sync_batch_norm.sync_group import all_groups
 from ..checkpoint import restore, state
 from ..checkpoint.state import store_of
 from .loaders import LoaderShard, shard_loader
-from .repetition import Step, arrays_of, note, read
-from .snapshot import snapshot
+from .repetition import Step, arrays_of, note, read, snapshot
 
 _NOTHING = object()  # in the place of a result that no other process has
 
@@ -106,15 +105,10 @@ class Survival:
     """
 
     def __init__(
-        self,
-        step: Callable[..., Any],
-        net: mx.gluon.Block,
-        trainer: mx.gluon.Trainer,
-        loaders: Sequence[LoaderShard],
-        store: Any,
-        reseed: Callable[[int], None] = lambda number: None,
+        self, step: Callable[..., Any], net: mx.gluon.Block, trainer: mx.gluon.Trainer, loaders: Sequence[LoaderShard],
+        store: Any, reseed: Callable[[int], None] = lambda number: None,
         unfinished: Optional[Callable[[], Any]] = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.trainer, self._function, self._net = trainer, step, net
         self._loaders, self._store = loaders, store
         self._reseed, self._unfinished = reseed, unfinished
@@ -180,15 +174,11 @@ class Survival:
 
     def commit(self, parameters: Sequence[mx.gluon.Parameter]) -> None:
         """Before the update of these parameters: wait until all sums, and first weights, of the processes are there."""
-        if not self._is_inside:
+        if self._has_updated or not self._is_inside:
+            what = "twice in a step, of which" if self._is_inside else "outside of its step, where"
             raise GradientUnavailable(
-                "the trainer updates outside of its step: of step, *loaders = gp.survive(...) call step(batch), and "
-                "for the update of accumulated gradients step.together(parallel.update)"
-            )
-        if self._has_updated:
-            raise GradientUnavailable(
-                "a step makes two updates, of which a loss could undo the second alone; call the step of gp.survive "
-                "once for each update"
+                f"the trainer updates {what} a loss could not undo it: of step, *loaders = gp.survive(...) call "
+                "step(batch) once for each, and for accumulated gradients step.together(parallel.update)"
             )
         if self._survives:
             gradients.wait(parameters)
@@ -295,10 +285,7 @@ class Survival:
     def _reconnect(self) -> None:
         """Have the SyncBatchNorm layers meet those that are left: those of the net first, which all processes have."""
         mine = groups_of(self._net)
-        others = [group for group in all_groups() if group.whole is self._store and group not in mine]
-        if others:
-            del others
-            gc.collect()  # else one process would meet for a net that is gone
+        gc.collect()  # else one process would meet for a net that is gone
         others = [group for group in all_groups() if group.whole is self._store and group not in mine]
         for group in [*mine, *others]:
             group.reconnect(self._store)

@@ -23,6 +23,8 @@ from .rows import DTYPES, Rows
 if TYPE_CHECKING:
     from ..compression import Half, TwoBits
 
+MANY = 6  # processes of which each sums a part of a long row; fewer sum it whole, and wait once
+
 
 class KeySums(Rows):
     """Sums at one key, of one array per device or of several that travel together, one behind the other in a row.
@@ -53,6 +55,8 @@ class KeySums(Rows):
         self._operation: Any = None  # over the hosts
         self._lock = threading.Lock()
         self.record.dtype = DTYPES.index(dtype)
+        num = len(shared.members)
+        self.record.sums_parts = len(sizes) == shared.num_hosts == 1 and num >= MANY and self._row > self.twice
         shared.progress.announce(self, self.record)
 
     def prepare(self) -> None:
@@ -87,11 +91,11 @@ class KeySums(Rows):
         compressed = self._compressed
         self._operation.call((lambda: None) if compressed is None else compressed.encode, finish)
 
-    def ranks_summing(self) -> set[int]:
+    def ranks_summing(self, number: int) -> set[int]:
         """For whom this host waits: for those for which its first process waits, or for this one."""
         shared = self.shared
         if shared.num_hosts == 1:
-            return set()
+            return self.ranks_missing("summed", number) if self.record.sums_parts else set()
         if shared.group is not None:
             return self._operation.ranks_missing()
         return shared.progress.lost.ranks_behind(self, shared.members[:1], math.inf)
@@ -186,7 +190,7 @@ class SharedSum:
         number = self.seen
         if self.record.state == C.HOLDING:
             return self.key.ranks_missing("left", number - self.key.depth)
-        return self.key.ranks_missing("arrived", number) or self.key.ranks_summing()
+        return self.key.ranks_missing("arrived", number) or self.key.ranks_summing(number)
 
 
 class Pushes:

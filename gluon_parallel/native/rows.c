@@ -1,0 +1,170 @@
+/* What a process does with its rows of shared memory and its arrays when an exchange moves on; see `host.h`. */
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "external.h"
+#include "host.h"
+#include "sums.h"
+
+void wake_others(Host *host)
+{
+    for (int64_t rank = 0; rank < host->size; rank++)
+        if (rank != host->rank)
+            ring(&host->lines[rank]);
+}
+
+_Bool all_summed(const Host *host, const HostKey *key, int64_t number)
+{
+    for (int64_t rank = 0; rank < host->size; rank++)
+        if (key->lines[rank].summed < number)
+            return 0;
+    return 1;
+}
+
+static void copy(int64_t dtype, const char *source, char *out, int64_t begin, int64_t end)
+{
+    int64_t size = size_of(dtype);
+    memcpy(out + begin * size, source + begin * size, (size_t)((end - begin) * size));
+}
+
+/* Give the memory of these values of an array back to the system, as far as it is whole pages: they become zero. */
+static void release(int64_t dtype, char *array, int64_t begin, int64_t end)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uintptr_t first = ((uintptr_t)(array + begin * size_of(dtype)) + page - 1) / page * page;
+    uintptr_t last = (uintptr_t)(array + end * size_of(dtype)) / page * page;
+    if (last < first + WORTH - page)
+        return;
+    madvise((void *)first, last - first, MADV_HUGEPAGE); /* the backward pass takes it page by page: the fewer, the faster */
+    madvise((void *)first, last - first, MADV_DONTNEED);
+}
+
+/* Whether MPI sends the exchange's array from where it is, not from the row. */
+static _Bool is_sent_directly(const HostExchange *exchange)
+{
+    const HostKey *key = exchange->key;
+    return key->rows_of_hosts && exchange->host->num_hosts == 2 && exchange->num_read == 1 && key->dtype == wide(key->dtype);
+}
+
+void arrive(HostExchange *exchange)
+{
+    Host *host = exchange->host;
+    HostKey *key = exchange->key;
+    int64_t number = exchange->number, num_devices = exchange->num_read / exchange->num_segments;
+    char *row = key->rows[number % key->depth * host->size + host->rank];
+    for (int64_t n = 0; n < exchange->num_segments; n++) {
+        const Segment *segment = &exchange->segments[n];
+        char *const *sources = exchange->arrays + n * num_devices, *part_of_row = row + segment->offset;
+        const int64_t *bounds = segment->bounds;
+        if (!bounds && is_sent_directly(exchange)) {
+            key->rows_of_hosts[0] = sources[0];
+            continue;
+        }
+        if (!bounds) {
+            sum_arrays(key->dtype, wide(key->dtype), sources, 0, num_devices, part_of_row, 0, segment->num_values);
+            if (key->rows_of_hosts && host->num_hosts == 2)
+                key->rows_of_hosts[0] = row;
+            continue;
+        }
+        int64_t own_begin = bounds[host->rank], own_end = bounds[host->rank + 1];
+        if (exchange->gathers) {
+            copy(key->dtype, sources[0], part_of_row, own_begin, own_end);
+            continue;
+        }
+        sum_arrays(key->dtype, key->dtype, sources, 0, num_devices, part_of_row, bounds[0], bounds[host->size]);
+        for (int64_t device = 0; exchange->releases && device < num_devices; device++) {
+            release(key->dtype, sources[device], bounds[0], own_begin);
+            release(key->dtype, sources[device], own_end, bounds[host->size]);
+        }
+    }
+    key->lines[host->rank].arrived = number;
+    host->lines[host->rank].beat++;
+    if (all_arrived(host, key, number)) {
+        if (host->num_hosts == 1)
+            wake_others(host);
+        else if (host->rank != 0)
+            ring(&host->lines[0]);
+    }
+}
+
+void sum_over_hosts(HostExchange *exchange)
+{
+    const HostKey *key = exchange->key;
+    int64_t dtype = wide(key->dtype);
+    if (exchange->host->size > 1)
+        sum_arrays(dtype, dtype, key->rows, 0, exchange->host->size, key->rows[0], 0, key->num_values);
+    gp_external.start_between_hosts(key->number, exchange->number);
+}
+
+/* Where the part of a row begins that the process adds up; whole lines of the cache. */
+static int64_t part_begin(const Host *host, const HostKey *key, int64_t rank)
+{
+    return rank == host->size ? key->num_values : key->num_values * rank / host->size / 16 * 16;
+}
+
+void sum_part(HostExchange *exchange)
+{
+    Host *host = exchange->host;
+    HostKey *key = exchange->key;
+    int64_t number = exchange->number, begin = part_begin(host, key, host->rank), end = part_begin(host, key, host->rank + 1);
+    char *const *rows = key->rows + number % key->depth * host->size, **out = exchange->arrays + exchange->num_read;
+    sum_arrays(wide(key->dtype), key->dtype, rows, 0, host->size, *out, begin, end);
+    sum_arrays(key->dtype, wide(key->dtype), out, 0, 1, rows[host->rank], begin, end);
+    key->lines[host->rank].summed = number;
+    if (all_summed(host, key, number))
+        wake_others(host);
+}
+
+void leave(HostExchange *exchange)
+{
+    Host *host = exchange->host;
+    HostKey *key = exchange->key;
+    int64_t number = exchange->number, num_devices = exchange->num_written / exchange->num_segments;
+    char *const *rows = key->rows + number % key->depth * host->size;
+    for (int64_t n = 0; n < exchange->num_segments; n++) {
+        const Segment *segment = &exchange->segments[n];
+        char **outs = exchange->arrays + exchange->num_read + n * num_devices;
+        const int64_t *bounds = segment->bounds;
+        int64_t begin = 0, end = segment->num_values;
+        if (key->sums_parts) {
+            for (int64_t rank = 0; rank < host->size; rank++)
+                if (rank != host->rank)
+                    sum_arrays(wide(key->dtype), key->dtype, rows + rank, 0, 1, outs[0], part_begin(host, key, rank),
+                               part_begin(host, key, rank + 1));
+        } else if (!bounds && key->rows_of_hosts) {
+            sum_arrays(wide(key->dtype), key->dtype, key->rows_of_hosts, segment->offset, host->num_hosts, outs[0], begin, end);
+        } else if (!bounds) { /* on one host there is one array per row */
+            char *const result = segment->result, *const *sources = host->num_hosts == 1 ? rows : &result;
+            sum_arrays(wide(key->dtype), key->dtype, sources, 0, host->num_hosts == 1 ? host->size : 1, outs[0], begin, end);
+        } else if (exchange->gathers) {
+            begin = bounds[0], end = bounds[host->size];
+            for (int64_t rank = 0; rank < host->size; rank++)
+                if (rank != host->rank)
+                    copy(key->dtype, rows[rank] + segment->offset, outs[0], bounds[rank], bounds[rank + 1]);
+        } else {
+            begin = bounds[host->rank], end = bounds[host->rank + 1];
+            sum_arrays(key->dtype, key->dtype, rows, segment->offset, host->size, outs[0], begin, end);
+        }
+        for (int64_t device = 1; device < num_devices; device++)
+            copy(key->dtype, outs[0], outs[device], begin, end);
+    }
+    key->lines[host->rank].left = number;
+    for (int64_t rank = 0; rank < host->size; rank++)
+        if (rank != host->rank && key->lines[rank].held == number + key->depth)
+            ring(&host->lines[rank]);
+    key->turn = number + 1;
+    gp_recorder_end(host->recorder, exchange->record, 0);
+}
+
+void spoil(HostExchange *exchange, int64_t state)
+{
+    if (exchange->problem || (state == SUMMING && is_sent_directly(exchange)))
+        return; /* in the second case MPI may be sending it: another process must not get NaN before it hears of the error */
+    int64_t dtype = exchange->key->dtype, num_devices = exchange->num_written / exchange->num_segments;
+    for (int64_t n = 0; n < exchange->num_written; n++) {
+        int64_t size = exchange->segments[n / num_devices].num_values * size_of(dtype);
+        memset(exchange->arrays[exchange->num_read + n], dtype == INT32 ? 0 : 0xff, (size_t)size);
+    }
+}
