@@ -1,8 +1,6 @@
 """The flight recorder: its ring, what it costs, and what it says of a process that is late, killed or stopped."""
 
-import ctypes
 import gc
-import mmap
 import os
 import queue
 import re
@@ -33,7 +31,7 @@ from gluon_parallel.kvstore.flight_recorder import (
     stack,
 )
 from gluon_parallel.kvstore.flight_recorder.report import Difference, differences, sentences
-from gluon_parallel.kvstore.flight_recorder.ring import NUM_WORDS, RECORDER, Recorder, read
+from gluon_parallel.kvstore.flight_recorder.ring import RECORDER, Recorder, read
 from gluon_parallel.native.records import C, address_of
 
 FAULTS = Path(__file__).with_name("support") / "kvstore_faults.py"
@@ -137,49 +135,19 @@ def test_the_same_key_of_two_stores_is_two_exchanges(monkeypatch):
     assert differences(SimpleNamespace(others=[1]))[1].behind == ["sum of key 3 of store 1 (call 1)"]
 
 
-def test_more_names_than_there_is_place_for_share_one():
-    recorder = Recorder()
-    for number in range(C.NUM_NAMES + 10):
-        recorder.end(recorder.begin(b"0s:%d" % number, 8))
-    last = read(recorder.memory)
-    assert last[-1].kind == "more than there is place for" and last[0].key == str(last[0].key)
-    assert {entry.key for entry in last} >= {"", str(C.NUM_NAMES - 2)}
-
-
-def resident(words):
-    """How many bytes of this array have memory."""
-    pages = np.zeros(-(-words.nbytes // mmap.PAGESIZE), np.uint8)
-    address, size, found = words.ctypes.data, words.nbytes, pages.ctypes.data
-    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_void_p(found)) == 0
-    return int((pages & 1).sum()) * mmap.PAGESIZE
-
-
-def test_a_large_model_over_several_stores_finds_place_and_takes_the_memory_of_its_names_alone():
-    recorder = Recorder()
-    memory = mmap.mmap(-1, 8 * NUM_WORDS)
-    words = np.frombuffer(memory, np.int64)
-    recorder._copy_to(words)
-    recorder._use(words)
-    for number in range(3000):  # parameters
-        for store in range(4):
-            recorder.begin(b"%ds:%d" % (store, number), 8)
-        if number == 100:
-            assert len(read(words)) == 4 * (number + 1)
-            assert resident(words) < C.RecorderMemory.names.offset + 100_000
-    keys = [entry.key for entry in read(words)]
-    assert keys[-4:] == ["2999", "2999 of store 1", "2999 of store 2", "2999 of store 3"]
-    assert len(set(keys)) == C.CAPACITY
-
-
-def test_a_long_name_is_cut_off():
+def test_a_long_name_is_cut_off_and_more_names_than_there_is_place_for_share_one():
     recorder = Recorder()
     recorder.describe(0, 3, "\N{SNOWMAN}" * 100)
     recorder.begin(b"0s:3", 8)
-    [entry] = read(recorder.memory)
-    assert (entry.kind, entry.key) == ("sum", "3") and entry.label.startswith("\N{SNOWMAN}" * 30)
     recorder.begin(b"0s:" + b"k" * 500, 8)
-    entry = read(recorder.memory)[1]
-    assert entry.kind == "sum" and entry.key.startswith("k" * 100) and entry.label == ""
+    described, long = read(recorder.memory)
+    assert (described.kind, described.key) == ("sum", "3") and described.label.startswith("\N{SNOWMAN}" * 30)
+    assert long.kind == "sum" and long.key.startswith("k" * 100) and long.label == ""
+    for number in range(4, C.NUM_NAMES + 10):
+        recorder.end(recorder.begin(b"0s:%d" % number, 8))
+    last = read(recorder.memory)
+    assert last[-1].kind == "more than there is place for"
+    assert {entry.key for entry in last} >= {"", str(C.NUM_NAMES)}
 
 
 def test_sentences_name_who_is_behind_who_is_ahead_and_nobody_else():
@@ -210,19 +178,12 @@ def test_a_process_that_has_not_said_its_number_is_not_gone(monkeypatch):
         assert differences(SimpleNamespace(others=[1]))[1].state == state
 
 
-def test_a_file_that_cannot_be_written_is_named_and_is_no_error(tmp_path, monkeypatch):
+def test_what_fails_while_the_file_is_written_is_named_and_hides_no_error(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(report.FOLDER, str(tmp_path / "file" / "folder"))
-    assert re.fullmatch(r"The flight recorder's file cannot be written: \w+: .*/file/folder'", report.write("a test"))
-
-
-def test_what_fails_while_the_file_is_written_hides_no_error(tmp_path, monkeypatch):
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    folder.rmdir()
-    monkeypatch.delenv(report.FOLDER)
-    with pytest.raises(gp.errors.BarrierTimeout, match="file cannot be written: FileNotFoundError: "):
+    said = r"The flight recorder's file cannot be written: \w+: .*/file/folder'"
+    assert re.fullmatch(said, report.write("a test"))
+    with pytest.raises(gp.errors.BarrierTimeout, match=said):
         allreduce(rendezvous_of(DEVICES, 0.1), 12, "cpu(0)", message)
     monkeypatch.setattr(RECORDER, "progress", object())
     assert "cannot be written: AttributeError: " in report.write("a test")
@@ -322,14 +283,6 @@ def test_sigusr1_is_neither_a_forked_processs_nor_taken_from_a_later_handler(tmp
     command = [sys.executable, "-c", textwrap.dedent(FORKED), wakeup]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-
-
-def test_a_signal_in_the_middle_of_writing_writes_once_more(tmp_path, monkeypatch):
-    monkeypatch.setenv(report.FOLDER, str(tmp_path))
-    with report._lock:  # as its handler may find it in the main thread
-        assert report._lock.acquire(blocking=False), "it would wait for itself"
-        report._lock.release()
-        assert "are in" in report.write("a test")
 
 
 @pytest.mark.parametrize(("size", "said"), [(2, "Not compared: no other"), (1, "Nothing differs.")])

@@ -39,43 +39,40 @@ def test_programs_with_names_as_keys_run_over_mxnets_servers(names):
     assert status == 0 and not missing(names, output), output
 
 
-def test_names_are_numbered_in_the_order_of_their_opening_as_in_mxnet():
-    names = Names("dist_sync")
-    names.open(["weight"])
-    names.open(["bias", "weight"])
-    assert names.numbers(["bias", "weight"]) == [1, 0]
-
-
-def test_whole_numbers_of_this_package_stand_beside_names_and_a_programs_own_do_not():
+def test_names_are_numbered_in_the_order_of_their_opening_beside_this_packages_numbers_alone():
     names = Names("dist_sync")
     names.open(["weight", reserved_keys.FIRST_COUNT])
+    names.open(["bias", "weight"])
+    assert names.numbers(["bias", "weight"]) == [1, 0]
     with pytest.raises(mx.base.MXNetError, match="mixed key types"):
         names.open([3])
 
 
-@pytest.mark.parametrize("several", [False, True])
-def test_a_broadcast_over_mxnets_servers_has_ended_when_it_returns(monkeypatch, several):
-    """MXNet does not order the key's first sum behind it."""
-    store, ended, outs = object.__new__(Servers), [], [mx.nd.zeros(2), mx.nd.zeros(2)]
+@pytest.fixture
+def store():
+    """A store over servers that opens and records nothing."""
+    store = object.__new__(Servers)
     store._names, store._open = Names("dist_sync"), lambda *_: None
     store._recorded = lambda *_: contextlib.nullcontext()
+    return store
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_broadcast_over_mxnets_servers_has_ended_when_it_returns(monkeypatch, store, several):
+    """MXNet does not order the key's first sum behind it."""
+    ended, outs = [], [mx.nd.zeros(2), mx.nd.zeros(2)]
 
     def queued(*_):
         for out in outs:
             push(lambda: (time.sleep(0.1), ended.append(True)), write=[out])
 
     monkeypatch.setattr(mx.kvstore.KVStore, "broadcast", queued)
-    if several:
-        store.broadcast([0, 1], outs, [[outs[0]], outs[1]])
-    else:
-        store.broadcast(0, outs[0], outs)
+    store.broadcast(*(([0, 1], outs, [[outs[0]], outs[1]]) if several else (0, outs[0], outs)))
     assert ended == [True, True]
 
 
-def test_a_broadcast_over_mxnets_servers_is_not_waited_for_without_a_limit(monkeypatch):
-    store, out, release = object.__new__(Servers), mx.nd.zeros(2), threading.Event()
-    store._names, store._open = Names("dist_sync"), lambda *_: None
-    store._recorded = lambda *_: contextlib.nullcontext()
+def test_a_broadcast_over_mxnets_servers_is_not_waited_for_without_a_limit(monkeypatch, store):
+    out, release = mx.nd.zeros(2), threading.Event()
     monkeypatch.setenv("GLUON_PARALLEL_TIMEOUT", "0.2")
     monkeypatch.setattr(Servers, "type", "dist_sync")
     monkeypatch.setattr(servers, "leave_without_waiting", lambda: None)

@@ -211,7 +211,13 @@ class Contract:
         """Where :meth:`gather` goes through shared memory, for the C library; None if it does not."""
 
     def reduce(self, key: Hashable, message: np.ndarray, direction: int) -> np.ndarray:
-        """The messages of all processes combined, of a store that `reduces`: see :func:`.combine_messages`."""
+        """The messages of all processes combined, of a store that `reduces`: see :func:`.combine`, with headers.
+
+        Args:
+            key: a number or a name, used for nothing else.
+            message: (n,) float64, with a header.
+            direction: 0 for moments, 1 for sums.
+        """
         raise NotImplementedError
 
     def sum_parts(self, keys: Keys, arrays: Arrays, bounds: Bounds, whole: bool = False) -> None:

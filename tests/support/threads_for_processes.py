@@ -94,6 +94,3 @@ class Comm:
 
     def Iallgather(self, *arguments):
         return self.Allgather_init(*arguments).Start()
-
-    def Ibcast(self, memory, root):
-        return self._make(lambda rows: rows[root], memory[0]).Start()

@@ -18,7 +18,7 @@ from ..flight_recorder import RECORDER
 from ..handshake import signature as signature_of
 from ..reserved_keys import FIRST_COUNT
 from .compression import Half, TwoBits, compressor
-from .operations import Operation, allgather, broadcast, bytes_of
+from .operations import Operation, broadcast, bytes_of
 from .parts import are_on_host, exchange_in_shared_memory
 from .plan import SumPlan
 from .python_sums import SMALL, CompressedSum, PlainSum, add_up, gather_rows, rows_of
@@ -225,35 +225,16 @@ class MPI(Store):
             priority: a higher one starts earlier.
         """
         self._progress.check()
-        name, signature = self._names("g", key, value)
-
-        def make() -> tuple[np.ndarray, Operation]:
-            rows = np.empty((self.num_workers, value.size), value.dtype)
-            return rows, allgather(self._progress.everyone, name, signature, rows)
-
-        rows, operation = self._operation(make, name, signature)
-
-        def on(sources: list[np.ndarray], result: np.ndarray) -> tuple:
-            own = functools.partial(np.copyto, rows[self.rank], sources[0])
-            return operation, own, functools.partial(np.copyto, result, rows.reshape(-1))
-
-        self._start(key, name, [value], [out], on, priority)
+        bounds = [rank * value.size for rank in range(self.num_workers + 1)]
+        self._gather_by_mpi("g", key, [value], [out], bounds, priority)
 
     def shared_gather(self, key: Hashable, vector: np.ndarray) -> SharedGather | None:
-        """Where :meth:`gather` goes through shared memory, for the C library; None if it does not."""
         shared = self._progress.shared
         if shared is None or shared.num_hosts > 1 or not shared.takes_vector(vector):
             return None
         return shared.gathers(*self._names("g", key, vector), vector)
 
     def reduce(self, key: Hashable, message: np.ndarray, direction: int) -> np.ndarray:
-        """The messages of all processes combined: see :func:`.exchange.combine`, with headers.
-
-        Args:
-            key: a number or a name, used for nothing else.
-            message: (n,) float64, with a header.
-            direction: 0 for moments, 1 for sums.
-        """
         name, signature = self._names("g", key, message)
         make = functools.partial(Reduction, self._progress, name, signature, len(message), direction)
         return self._operation(make, name, signature, direction).reduce(message)
@@ -267,21 +248,26 @@ class MPI(Store):
 
     def gather_parts(self, keys: Keys, arrays: Arrays, bounds: Bounds) -> None:
         for number in exchange_in_shared_memory(self, keys, arrays, bounds, [(True, False)]):
-            self._gather_by_mpi(keys[number], arrays[number], bounds[number])
+            self._gather_by_mpi("a", keys[number], (), arrays[number], bounds[number], 0)
 
-    def _gather_by_mpi(self, key: Hashable, outs: Sequence[Any], bounds: Sequence[int]) -> None:
-        name, signature = self._names("a", key, outs[0])
+    def _gather_by_mpi(
+        self, kind: str, key: Hashable, own: Sequence[Any], outs: Sequence[Any], bounds: Sequence[int], priority: int
+    ) -> None:
+        """Each process's part of the first of `outs`, which is the array `own` if that is given, goes to all."""
+        name, signature = self._names(kind, key, outs[0])
         ends = [end * np.dtype(outs[0].dtype).itemsize for end in bounds]
         sizes = np.diff(ends).tolist()
         signature += f" in parts of {sizes} bytes".encode()
 
-        def on(_sources: list[np.ndarray], out: np.ndarray) -> tuple:
+        def on(sources: list[np.ndarray], out: np.ndarray) -> tuple:
+            for source in sources:
+                out[bounds[self.rank] : bounds[self.rank + 1]] = source
             mpi = self._progress.mpi
             stages = [("Allgatherv", (mpi.IN_PLACE, [bytes_of(out), sizes, ends[:-1], mpi.BYTE]), None)]
             operation = Operation(self._progress.everyone, name, signature, stages, sizes[self.rank], once=True)
             return operation, _nothing, _nothing
 
-        self._start(key, name, (), outs, on, 0)
+        self._start(key, name, own, outs, on, priority)
 
     def part(self, members: Sequence[int] | None) -> MPI | None:
         progress = part_of(self._progress, members)
@@ -296,7 +282,6 @@ class MPI(Store):
         self._compressor = compressor
 
     def check(self) -> None:
-        """WorkerLost, WorkersDiffer: what has ended the exchanges of this process, if anything has."""
         self._progress.check()
 
     def set_gradient_compression(self, compression_params: Any) -> None:
