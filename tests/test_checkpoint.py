@@ -287,8 +287,17 @@ def test_a_deferred_net_of_another_architecture_is_refused_and_takes_no_shapes(t
     assert other[2].weight.shape == (3, 0)
 
 
+@pytest.mark.parametrize("kept", [[0], mx.nd.zeros(1)])
+def test_an_optimizer_of_ones_own_that_keeps_what_is_not_saved_is_refused(rng, kept):
+    net, trainer, step = make(1, "sgd", {"learning_rate": 0.1})
+    train(step, data(rng, 1))
+    trainer.optimizer.seen = kept
+    with pytest.raises(CheckpointError, match="SGD keeps arrays or a list of numbers in its attribute 'seen'"):
+        state(net, trainer)
+
+
 def test_an_optimizer_that_hides_its_arrays_is_refused(rng):
     net, trainer, step = make(1, "lbsgd", {"learning_rate": 0.1, "batch_scale": 2})
     train(step, data(rng, 1))
-    with pytest.raises(CheckpointError, match="LBSGD keeps arrays in its attribute 'cumgrads'"):
+    with pytest.raises(CheckpointError, match="LBSGD keeps arrays or a list of numbers in its attribute 'cumgrads'"):
         state(net, trainer)

@@ -37,12 +37,13 @@ NAMES = ["nag", "rmsprop", "adagrad", "adadelta", "ftml", "ftrl", "signum", "dca
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_optimizers_update_parts_of_arrays_as_the_whole_ones(name):
+def test_optimizers_update_parts_of_arrays_as_the_whole_ones(name, caplog):
     options = {"momentum": 0.9} if name == "nag" else {"centered": True} if name == "rmsprop" else {}
     trained = [make(None, CPUS, name, options, shard) for shard in (False, True)]
     for *_, parallel in trained:
         train(parallel, None, 0, 4)
     assert bits(trained[0][0]) == bits(trained[1][0])
+    assert ("OfItsOwn is no optimizer of MXNet's" in caplog.text) == (name == "ofitsown")
 
 
 def test_convolutions_that_onednn_has_laid_out_anew_are_updated_in_parts():

@@ -54,8 +54,8 @@ ORDERS = {"gpipe": gpipe, "1f1b": one_forward_one_backward}
 def tasks_of(order: str, stage: int, counts: Sequence[int]) -> list[Task]:
     """The tasks of one stage in their order.
 
-    `counts[s]` is how many micro-batches stage s runs: all, or 1 if it takes the batch whole. Such a stage waits for all
-    of them, so the stages before it cannot go backward earlier and run in GPipe's order. `order` is a key of
+    `counts[s]` is how many micro-batches stage s runs: all, or 1 if it takes the batch whole. Such a stage waits for
+    all of them, so the stages before it cannot go backward earlier and run in GPipe's order. `order` is a key of
     :data:`ORDERS`.
 
     Example:

@@ -26,10 +26,11 @@ class Account(NamedTuple):
     missing: dict  # name -> {signature: the ranks for which it waits there}
     last: tuple  # the name of the exchange to which it came last, and how many nanoseconds ago
     stack: str  # where its main thread is
+    elsewhere: list  # the processes, by their numbers in the whole run, for which it waits in other groups
 
 
 BETWEEN = b" between hosts"  # ends the signature of what the hosts' first processes exchange for all
-_NOTHING = Account(-1, {}, {}, (b"", 0), "")
+_NOTHING = Account(-1, {}, {}, (b"", 0), "", [])
 
 
 class LostWorkers:
@@ -38,6 +39,7 @@ class LostWorkers:
     def __init__(self, progress: Any) -> None:
         self._progress = progress
         self.left: dict = {}  # rank -> why, of processes whose program has ended
+        self.waited_for: set[int] = set()  # those for which this process has given up
         self.last: dict = {}  # rank -> the name of the exchange to which it came last, and when
         self._accounts: dict[int, Account] = {}
         self._heard = dict.fromkeys(progress.others, 0.0)
@@ -54,7 +56,14 @@ class LostWorkers:
         name, when = progress.last
         # A list: pushes add keys meanwhile.
         num_exchanges = sum(sum(self._count(name).values()) for name in list(progress.counts))
-        return Account(num_exchanges, counts, missing, (name, time.monotonic_ns() - when), of_this_process())
+        elsewhere = {
+            other.ranks[rank]
+            for other in progress.engines
+            if other is not progress
+            for rank in other.lost.waited_for.union(*(exchange.ranks_missing() for exchange in other.active()))
+        }
+        age = time.monotonic_ns() - when
+        return Account(num_exchanges, counts, missing, (name, age), of_this_process(), sorted(elsewhere))
 
     def take(self, rank: int, account: Account) -> None:
         """Note what the process `rank` says of itself."""
@@ -105,7 +114,7 @@ class LostWorkers:
 
         Where the first process of a host has not, because it waits for others of its host, these are returned instead.
         """
-        progress, found = self._progress, set()
+        progress, found = self._progress, set[int]()
         for rank in ranks:
             account = self._accounts.get(rank, _NOTHING)
             if rank != progress.rank and account.counts.get(exchange.name, {}).get(exchange.signature, 0) < number:
@@ -115,6 +124,14 @@ class LostWorkers:
                 ]  # fmt: skip
                 found |= set().union(*waits_for) or {rank}
         return found - {progress.rank}
+
+    def _kept_up_by(self, ranks: Iterable[int]) -> set[int]:
+        """The same, or for one that itself waits in another group, those for which it waits there."""
+        progress, found = self._progress, set[int]()
+        for rank in ranks:
+            elsewhere = self._accounts.get(rank, _NOTHING).elsewhere
+            found |= {place for place in progress.others if progress.ranks[place] in elsewhere} or {rank}
+        return found
 
     def ahead(self, rank: int) -> list[bytes]:
         """The names of exchanges at which that rank waits, and to which this process has not come."""
@@ -152,8 +169,10 @@ class LostWorkers:
             self._compare(exchange, missing)
             if progress.failure is not None:
                 return
+            missing = self._kept_up_by(missing)
             gone = [rank for rank in missing if rank in self.left]
             if gone:
+                self.waited_for = {*gone}
                 progress.fail(flight_recorder.gave_up(f"{self._where(exchange)}: {self._ended(gone)}"))
                 return
             heard = max([exchange.since, *(self._heard[rank] for rank in missing)])
@@ -161,7 +180,7 @@ class LostWorkers:
                 self._reported = now
                 heartbeat.send(heartbeat.WAITS_FOR + " ".join(map(str, self._names(missing))))
             if now - heard > progress.timeout or now - exchange.since > _MOST_LIMITS * progress.timeout:
-                ranks = self._listed(missing) or "nobody known"
+                self.waited_for, ranks = {*missing}, self._listed(missing) or "nobody known"
                 advice = flight_recorder.advice(
                     "It was killed or stopped, or it runs fewer steps or other layers; look at its output. A longer "
                     "limit: GLUON_PARALLEL_TIMEOUT=seconds"

@@ -52,6 +52,8 @@ class ProgressEngine:
         self.rank, self.size = comm.rank, comm.size
         # What has ended this progress engine, or that of all processes, or of a part: it ends all of them.
         self.failures: list[Exception] = [] if whole is None else whole.failures
+        self.engines: list = [] if whole is None else whole.engines  # that of all processes, and those of parts
+        self.engines.append(self)
         self.ranks = range(self.size) if ranks is None else tuple(ranks)
         size = self.size if whole is None else len(whole.ranks)
         self.name = f"process {self.ranks[self.rank]} of {size}"  # this process, for errors

@@ -59,9 +59,26 @@ _NOT_STATE = ("aggregate_num", "allow_np_array")
 
 def _running_values(optimizer: Any) -> dict[str, Any]:
     """The numbers that an optimizer changes while it works: those that are not arguments of its constructor."""
-    arguments = {name for base in type(optimizer).__mro__[:-1] for name in inspect.signature(base).parameters}
-    values = {key: value for key, value in scalars(optimizer).items() if key not in {*arguments, *_NOT_STATE}}
+    values = {
+        key: value for key, value in scalars(optimizer).items() if key not in {*_arguments(optimizer), *_NOT_STATE}
+    }
     return {**values, "lr": optimizer.lr}  # Trainer.set_learning_rate changes it
+
+
+def _arguments(optimizer: Any) -> set[str]:
+    return {name for base in type(optimizer).__mro__[:-1] for name in inspect.signature(base).parameters}
+
+
+def _not_saved(optimizer: Any) -> list[str]:
+    """Attributes with arrays, or lists of numbers that no argument of the constructor gave."""
+    arguments = _arguments(optimizer)
+    return [
+        key
+        for key, value in vars(optimizer).items()
+        for _, leaf in leaves(value)
+        if isinstance(leaf, mx.nd.NDArray)
+        or (isinstance(value, list) and isinstance(leaf, (int, float)) and key not in arguments)
+    ]
 
 
 def _flatten(state: Any, name: str = "optimizer") -> dict[str, mx.nd.NDArray]:
@@ -158,13 +175,11 @@ def state(net: mx.gluon.Block, trainer: Optional[mx.gluon.Trainer] = None, keeps
     facts: dict[str, Any] = {"net": type(net).__name__}
     if trainer is not None:
         optimizer, names, stateful = trainer.optimizer, _names(net, trainer), []
-        held = [(key, leaf) for key, value in vars(optimizer).items() if isinstance(value, dict)
-                for _, leaf in leaves(value)]  # fmt: skip
-        elsewhere = [key for key, leaf in held if isinstance(leaf, mx.nd.NDArray)]
-        if elsewhere:
+        if elsewhere := _not_saved(optimizer):
             raise CheckpointError(
-                f"{type(optimizer).__name__} keeps arrays in its attribute {elsewhere[0]!r}, outside its states, where "
-                "a checkpoint does not find them: use another optimizer, or save the net alone"
+                f"{type(optimizer).__name__} keeps arrays or a list of numbers in its attribute {elsewhere[0]!r}: "
+                "a checkpoint does not take them; return arrays from create_state, keep single numbers as attributes, "
+                "use another optimizer, or save the net alone"
             )
         for index, held in _states(trainer):
             stateful.append(names[index])
