@@ -72,7 +72,7 @@ def test_a_sharded_state_is_divided_and_weights_are_gathered(estimate):
     of_devices = estimate("convolutions", "--devices", "cpu:2", "--optimizer", "adam", "--shard_optimizer")
     assert of_devices["memory_per_device"]["optimizer"] == pytest.approx(weights, rel=0.01)
     assert "divides the state over the devices of one process" in estimate("convolutions", "--shard_optimizer")
-    assert "here are 2 of 1 over ps" in estimate(*words[:1], "--processes", "2", "--engine", "ps", "--shard_optimizer")
+    assert "here: 2 x 1 devices, ps" in estimate(*words[:1], "--processes", "2", "--engine", "ps", "--shard_optimizer")
 
 
 def test_processes_of_a_host_share_rows_of_all_gradients_or_two_of_a_fixed_size_if_the_state_is_sharded(estimate):

@@ -79,7 +79,11 @@ class Store(Contract, mx.kvstore.KVStoreBase):
             self._sum(*one, priority - number)
 
     def _sum(self, key: Hashable, values: Sequence[Any], outs: Sequence[Any], priority: int) -> None:
-        """:meth:`pushpull` of one key; `outs` may be `values`."""
+        """:meth:`pushpull` of one key; `outs` may be `values`.
+
+        It waits for nothing. Calls of one key keep their order; keys may come in another order on each process, and one
+        may need another's result first, so no thread of the engine may wait. Arrays may be ``mx.np`` ones.
+        """
         raise NotImplementedError
 
     def _check(self, key: Hashable, arrays: Sequence[Any]) -> None:

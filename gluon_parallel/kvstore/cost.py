@@ -81,7 +81,7 @@ def statistics_seconds(num_workers: int, size: float, latency: float, bandwidth:
 
     Example:
         >>> [round(1e3 * statistics_seconds(num, 1000, latency=25e-6, bandwidth=1.25e9), 2) for num in (2, 8, 256)]
-        [0.08, 0.09, 0.49]
+        [0.08, 0.09, 0.71]
     """
     return PER_STATISTICS + latency + (num_workers - 1) * (PER_MESSAGE + size * max(1 / bandwidth, PER_BYTE))
 

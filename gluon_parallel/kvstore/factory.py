@@ -12,15 +12,16 @@ from .horovod import Horovod
 from .mpi.store import MPI
 from .servers import the_store
 
-OURS = (MPI.type, Horovod.type)
+_CLASSES = (MPI, Horovod)
+OURS = tuple(store.type for store in _CLASSES)
 NAMES = ("local", "device", "nccl", "dist_sync", "dist_device_sync", "dist_async", *OURS)
 # Others that MXNet's own factory reads; whatever it does not know becomes "local" there.
 _OLD_NAMES = ("local_update_cpu", "local_allreduce_cpu", "local_allreduce_device", "dist", "dist_sync_device",
               "dist_async_device", "dist_device_async", "dist_sync_p3")  # fmt: skip
 
 _create_in_mxnet = mx.kvstore.create
-mx.kvstore.KVStoreBase.register(MPI)
-mx.kvstore.KVStoreBase.register(Horovod)
+for _store in _CLASSES:
+    mx.kvstore.KVStoreBase.register(_store)
 
 
 def create(name: str = "local") -> Any:

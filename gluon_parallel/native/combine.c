@@ -1,8 +1,7 @@
-/* Statistics of devices or processes, combined exactly for shards of any size; MPI's operations that do the same. */
+/* Statistics of devices or processes, combined exactly for shards of any size. */
 #include "combine.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "external.h"
@@ -69,29 +68,4 @@ EXPORT void gp_combine_messages(const double *rows, int64_t num, int64_t size, i
         if (rows[n * size + 1] != result[1])
             result[1] = NAN;
     }
-}
-
-/* MPI must not split a message, so to MPI it is one value; the first number is its length, which MPI does not tell. */
-static void combine_two(const double *others, double *mine, int64_t direction)
-{
-    size_t length = (size_t)mine[0], bytes = length * sizeof(double);
-    double *rows = malloc(2 * bytes);
-    if (!rows)
-        abort(); /* MPI takes no error from an operation */
-    memcpy(rows, others + 1, bytes);
-    memcpy(rows + length, mine + 1, bytes);
-    gp_combine_messages(rows, 2, (int64_t)length, direction, mine + 1);
-    free(rows);
-}
-
-EXPORT void gp_moments_operation(void *others, void *mine, int *num, void *type)
-{
-    (void)num, (void)type;
-    combine_two(others, mine, FORWARD);
-}
-
-EXPORT void gp_sums_operation(void *others, void *mine, int *num, void *type)
-{
-    (void)num, (void)type;
-    combine_two(others, mine, BACKWARD);
 }

@@ -19,8 +19,4 @@ void combine(const double *rows, int64_t num, int64_t stride, int64_t size, int6
 void gp_combine_statistics(const double *rows, int64_t num, int64_t size, int64_t direction, double *result);
 void gp_combine_messages(const double *rows, int64_t num, int64_t size, int64_t direction, double *result);
 
-/* MPI calls these, in the thread that drives it. */
-void gp_moments_operation(void *others, void *mine, int *num, void *type);
-void gp_sums_operation(void *others, void *mine, int *num, void *type);
-
 #endif

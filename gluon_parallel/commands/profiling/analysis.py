@@ -21,7 +21,7 @@ class Timeline:
         steps: for each step, a list of :class:`.Interval` that cover it.
         hidden: seconds per step in which gradients were exchanged while the device computed.
         exchanged: seconds per step in which gradients were exchanged.
-        operators: {(part, name): seconds per step}; part: FORWARD, BACKWARD, SUM or UPDATE of :mod:`.parts`.
+        operators: {(part, name): seconds per step}; part: FORWARD, BACKWARD, SUM (over devices) or UPDATE.
     """
 
     def __init__(self, rank, device, steps, gradients, operators):
