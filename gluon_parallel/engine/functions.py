@@ -198,8 +198,8 @@ def push_async(
 
     Args:
         function: called with one argument on an engine thread: ``done``, to be called once, from any thread, when the
-            arrays may be used again. ``done(error)`` ends it with an exception, as if `function` had raised it. A thread
-            of yours that calls it is to be joined before Python ends, see :func:`.ending.at_exit_after_engine`.
+            arrays may be used again. ``done(error)`` ends it with an exception, as if `function` had raised it. Join a
+            thread of yours that calls it before Python ends, see :func:`.ending.at_exit_after_engine`.
         read, write, device, name, priority: as for :func:`push`.
     """
     failures.check()
