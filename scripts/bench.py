@@ -96,8 +96,12 @@ BENCHMARKS = {
         f"--quick --parts small lenet --stores mpi {HOROVOD} {TORCH}", peers=True, limit=1200,
     ),
     "peers_hosts": Benchmark(
-        "benchmarks/limited_network.py", f"--hooks exact {HOROVOD} {TORCH}",
+        "benchmarks/limited_network.py", f"--nets resnet20 --hooks exact {HOROVOD} {TORCH}",
         f"--quick --nets resnet20 --rates 100 --hooks exact {HOROVOD} {TORCH}", peers=True, limit=1800,
+    ),
+    "peers_dense": Benchmark(
+        "benchmarks/limited_network.py", f"--nets dense6 --hooks exact {HOROVOD} {TORCH}",
+        f"--quick --nets dense6 --rates 0 --hooks exact {HOROVOD} {TORCH}", peers=True,
     ),
     "peers_for_cpu": Benchmark(
         "benchmarks/for_cpu.py", f"--nets mobilenetv2_1.0 resnet18_v1 {TORCH}",
