@@ -216,7 +216,7 @@ def can_shard(trainer: mx.gluon.Trainer, kvstore: mx.kv.KVStoreBase | str | None
             f"shard_optimizer=True: the gradients of {', '.join(sparse)} are row_sparse, which cannot be divided; "
             "build the layer with sparse_grad=False"
         )
-    if type(optimizer).__module__.partition(".")[0] not in ("mxnet", "gluon_parallel"):
+    if store.rank == 0 and type(optimizer).__module__.partition(".")[0] not in ("mxnet", "gluon_parallel"):
         LOG.warning(
             f"gluon_parallel: shard_optimizer=True: {type(optimizer).__name__} is no optimizer of MXNet's. Each of its "
             "parameters is updated by one device alone, so the weights are right only if an update depends on no other "

@@ -76,7 +76,7 @@ class KeySums(Rows):
             else:
                 self._compressed = CompressedSum(shared.group, self.name, signature, row, self._codec)
                 self._operation, self._result = self._compressed.operation, result
-            self._operation.size = None
+            self._operation.size, self._operation.keeps = None, shared  # which holds the arrays that MPI sends
             self.record.number = shared.number_of(self)
 
     def start(self, number: int) -> None:
