@@ -4,7 +4,17 @@ import json
 
 import numpy as np
 import pytest
-from pictures_files import ANNOTATION, CATEGORIES, annotation, coco_box, photograph, write_coco, write_voc
+from pictures_files import (
+    ANNOTATION,
+    BOXES,
+    CATEGORIES,
+    SIZES,
+    annotation,
+    coco_box,
+    photograph,
+    write_coco,
+    write_voc,
+)
 from PIL import Image, ImageFile
 
 import gluon_parallel as gp
@@ -19,13 +29,6 @@ SOUND = {
     "000007": (30, 60, [("Car ", 5, 6, 20, 22.5, 0)]),
     "000009": (48, 32, []),
 }
-SIZES = {139: (40, 50), 7: (30, 60), 632: (48, 32)}
-BOXES = [
-    coco_box(1, 139, 90, (10.5, 11.25, 20.5, 8.75)),
-    coco_box(2, 7, 1, (0, 0, 60, 30)),
-    coco_box(3, 139, 18, (3, 4, 20, 30), iscrowd=1),
-    coco_box(4, 139, 1, (20.13, 5, 29.87, 34.99)),
-]
 JPG, XML, PNG = "JPEGImages/000007.jpg", "Annotations/000007.xml", "SegmentationClass/000007.png"
 PHOTO, JSON = "val2017/000000000139.jpg", "annotations/instances_val2017.json"
 

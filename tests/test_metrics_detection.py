@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from checks_group import Group, checks, each_check
 from detection_predictions import CLASSES, images
-from pictures_files import CATEGORIES, coco_box, write_coco
+from pictures_files import BOXES, CATEGORIES, SIZES, coco_box, write_coco
 from processes import MPIRUN, run_mpi, run_servers
 
 import gluon_parallel as gp
@@ -63,15 +63,6 @@ def test_a_metric_made_from_one_of_gluoncvs_is_merged_as_that_one_also_before_it
         assert gp.metrics.merge(metric, store).get() == before and metric.total_label == 4 * number
     boxes = gp.metrics.merge(VOCMApMetric(class_names=["a", "b"]), store)
     assert not boxes._n_pos and not boxes._score
-
-
-SIZES = {139: (40, 50), 7: (30, 60), 632: (48, 32)}
-BOXES = [
-    coco_box(1, 139, 90, (10.5, 11.25, 20.5, 8.75)),
-    coco_box(2, 7, 1, (0, 0, 60, 30)),
-    coco_box(3, 139, 18, (3, 4, 20, 30), iscrowd=1),
-    coco_box(4, 139, 1, (20.13, 5, 29.87, 34.99)),
-]
 
 
 @pytest.fixture

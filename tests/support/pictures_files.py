@@ -104,3 +104,13 @@ def write_coco(folder, sizes, boxes, split="val2017", images="{split}"):
     content = {"info": {}, "licenses": [], "images": entries, "annotations": boxes, "categories": CATEGORIES}
     (folder / f"annotations/instances_{split}.json").write_text(json.dumps(content))
     return content
+
+
+# of three images, (height, width) each, and what is annotated in them
+SIZES = {139: (40, 50), 7: (30, 60), 632: (48, 32)}
+BOXES = [
+    coco_box(1, 139, 90, (10.5, 11.25, 20.5, 8.75)),
+    coco_box(2, 7, 1, (0, 0, 60, 30)),
+    coco_box(3, 139, 18, (3, 4, 20, 30), iscrowd=1),
+    coco_box(4, 139, 1, (20.13, 5, 29.87, 34.99)),
+]
