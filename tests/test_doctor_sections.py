@@ -287,6 +287,6 @@ def test_a_driver_older_than_the_compiler_of_fused_operators_is_a_warning(driver
 )
 def test_the_drivers_answers_are_judged(monkeypatch, driver, cuda_build, verdicts):
     monkeypatch.setattr(trials.libraries, "needed", lambda library: ["libcuda.so.1"] * cuda_build)
-    monkeypatch.setattr(trials.fat_binary, "read", lambda library: ())
+    monkeypatch.setattr(trials, "is_wheel", lambda folder: True)
     section = section_of(trials.check_gpus, Says({"driver": driver}))
     assert [finding.verdict for finding in section.findings] == verdicts
