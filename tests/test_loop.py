@@ -15,7 +15,7 @@ import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.errors import BatchMismatch, CheckpointError, NotFinite
 from gluon_parallel.training import stopping
-from gluon_parallel.training.prepare.losses import LAG
+from gluon_parallel.training.prepare.progress import LAG
 from gluon_parallel.training.stopping import Stopped
 
 
@@ -362,7 +362,7 @@ def test_checkpoints_of_another_training_and_damaged_ones_are_refused(tmp_path):
         gp.Loop(saved={"number": 5})
     rollover = mx.gluon.data.DataLoader(np.arange(5), 2, last_batch="rollover")
     gp.Loop(rollover)
-    with pytest.raises(TypeError, match="'rollover' keeps for its next pass is in none of them. Write last_"):
+    with pytest.raises(TypeError, match="'rollover' keeps for its next pass is in none of its"):
         gp.Loop(rollover, run=gp.Run(tmp_path / "rollover"))
 
 

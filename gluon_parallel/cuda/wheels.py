@@ -21,8 +21,8 @@ WHEELS = {
 }
 # MXNet's build -> libraries above that it does not ask for.
 NOT_NEEDED = {"mxnet-cu112": {"libcusparse.so.11"}, "mxnet-cu117": set()}
-# The compute capabilities for which MXNet's wheels hold machine code, 86 for 8.6; it runs within one major version. They
-# hold no PTX, which a driver would compile for newer cards.
+# The compute capabilities for which MXNet's wheels hold machine code, 86 for 8.6, which runs within one major version.
+# They hold no PTX, which a driver would compile for newer cards.
 CAPABILITIES = (50, 60, 70, 80, 86)
 
 

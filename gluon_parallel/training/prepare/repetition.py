@@ -25,11 +25,7 @@ class Step(NamedTuple):
 
 
 def note(number: int, arguments: tuple, loaders: Sequence[LoaderShard]) -> Step:
-    """The step of that number with these arguments, without its arrays.
-
-    Raises:
-        BatchMismatch: an array is not one of the batch that a loader has yielded last.
-    """
+    """The step of that number with these arguments, without its arrays, which a loader has to have yielded last."""
     passes = [loader.under_way for loader in loaders if loader.under_way is not None]
     places = {id(leaf): (one, place) for one in passes for place, leaf in enumerate(arrays_of(one.batch))}
     arrays = [(where, leaf) for where, leaf in leaves(arguments, "argument ") if _is_array(leaf)]
@@ -38,18 +34,18 @@ def note(number: int, arguments: tuple, loaders: Sequence[LoaderShard]) -> Step:
     if not sources:
         what = f"{strange[0]} is no array of" if strange else "no argument is an array of"
         raise BatchMismatch(
-            f"step: {what} the batch that a loader has yielded last, so it could not be divided anew among the "
-            "processes that are left after a loss. Hand the loader to gp.survive or gp.prepare and the batch to "
-            "the step as it comes from there; transform it in the data set, or inside of gp.survive's step"
+            f"step: {what} the batch that a loader has yielded last, so it cannot be divided anew after a loss. Hand "
+            "the loader to gp.survive or gp.prepare, and the batch to the step as it comes from there; transform it in "
+            "the data set, or inside of gp.survive's step"
         )
-    taken: list[tuple[Any, int]] = []
+    places_in_turn: list[tuple[Any, int]] = []
 
     def left_out(array: Any) -> np.ndarray:
-        taken.append(places[id(array)])
+        places_in_turn.append(places[id(array)])
         return np.empty(0)
 
-    kept = map_arrays(left_out, arguments)
-    return Step(number, {one: one.number - 1 for one in sources}, kept, taken)
+    without_arrays = map_arrays(left_out, arguments)
+    return Step(number, {one: one.number - 1 for one in sources}, without_arrays, places_in_turn)
 
 
 def read(step: Step) -> tuple:

@@ -84,11 +84,11 @@ def survive(
 class Survival:
     """A training's steps, which are repeated after a loss; made by :func:`survive`.
 
-    What all processes do together, an update or a call of :meth:`together`, is numbered, and either done everywhere or
-    by none in the end. No process can have done number n + 1 before all have contributed to number n. So when one is
-    lost, those that are left are at most one number apart. Who is behind takes the result from one that has it: of an
-    update, the state of the net and its trainer. If all are equally far, all repeat what was under way, with what the
-    lost process had divided among them. Steps that only accumulate gradients are repeated with the update.
+    What all processes do together, an update or a call of :meth:`together`, is numbered. No process can have done
+    number n + 1 before all have contributed to number n, so those that are left are at most one number apart. Who is
+    behind takes the result from one that has it: of an update, the state of the net and its trainer. If all are equally
+    far, all repeat what was under way, with the lost process's part divided among them. Steps that only accumulate
+    gradients are repeated with the update.
 
     An update is committed when all sums over the processes are there (:meth:`commit`); before, it has changed nothing
     but what :func:`.snapshot` keeps. So no copy of the weights is needed, but in the first step, which sends them.
@@ -125,11 +125,7 @@ class Survival:
             heartbeat.send(heartbeat.GOES_ON)
 
     def __call__(self, *arguments: Any) -> Any:
-        """The step's result.
-
-        Args:
-            arguments: as of the step; arrays are those of the last batch that a loader has yielded.
-        """
+        """The step's result; arrays among its `arguments` are those of the last batch that a loader has yielded."""
         if self._is_inside:
             raise GradientUnavailable("a step of gp.survive is called inside of another one, or of together(...)")
         step = note(self.num_steps, arguments, self._loaders)
@@ -188,8 +184,6 @@ class Survival:
                         array.wait_to_read()
             self._store.check()
         self._has_updated = True
-
-    # ------------------------------------------------------------------
 
     def _read(self, step: Step) -> tuple:
         """The arguments of a step, of the batch as it is divided now."""
@@ -318,10 +312,7 @@ class Survival:
 
     @property
     def _changing(self) -> list[Any]:
-        """The parameters that a step changes before it is committed.
-
-        The first one changes all, since process 0 sends them; the others the running statistics, each (C,).
-        """
+        """What a step changes before it is committed: the first all parameters, others running statistics (C,)."""
         return self._statistics if self.num_updates else list(self._net.collect_params().values())
 
     @functools.cached_property
