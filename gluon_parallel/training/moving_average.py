@@ -80,7 +80,7 @@ class ExponentialMovingAverage:
         with mx.autograd.pause():
             if self.num_updates == 0:
                 copies = self._copies().items()
-                self._averages = {name: [data.astype(_wide(data.dtype)) for data in held] for name, held in copies}
+                self._averages = {name: [data.astype(_wide(data.dtype)) for data in values] for name, values in copies}
             else:
                 decay = min(self.decay, (1 + self.num_updates) / (10 + self.num_updates)) if self.warmup else self.decay
                 for data, average in self._pairs():
@@ -119,8 +119,7 @@ class ExponentialMovingAverage:
             self._is_applied = False
         if self._count() != trained:
             raise RuntimeError(
-                "the trainer has updated the net inside average.applied(), which is undone at its end: only evaluate, "
-                "save or export there"
+                "the trainer updated the net inside average.applied(), which is undone: only evaluate there"
             )
 
     def state(self) -> Archive:
@@ -172,7 +171,7 @@ class ExponentialMovingAverage:
             if here != there:
                 raise DevicesMismatch(
                     f"the parameter {name} is on {here}, its average on {there}: save the average before the net is "
-                    "moved, and load it into a new one afterwards"
+                    "moved, and load it into a new one"
                 )
             yield from zip(copies, averages)
 

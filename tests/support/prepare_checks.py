@@ -185,7 +185,7 @@ def alone_on_disk(store):
     try:
         gp.prepare(net, gluon.loss.L2Loss(), trainer, sync_batch_norm=True, run=gp.Run(folder))
     except gp.errors.CheckpointError as error:
-        assert f"is another file for process {1 - store.rank}, or none; put it into a folder" in str(error), error
+        assert f"is another file for process {1 - store.rank}, or none; put it where all hosts" in str(error), error
     else:
         raise AssertionError("processes went on from different files")
 

@@ -141,7 +141,7 @@ def shard_loader(loader: Any, rank: int, num_workers: int, seed: int) -> Any:
             if loader._worker_pool is not None and loader._thread_pool and rank == 0 and _draws(loader):
                 LOG.warning(
                     "gluon_parallel: threads of a DataLoader with thread_pool=True draw from NumPy's or Python's one "
-                    "generator, so another run draws others. Leave thread_pool=True out: processes repeat what they draw"
+                    "generator, so another run draws others. Leave thread_pool=True out: processes repeat their draws"
                 )
             loader._batch_sampler = _Numbered(order, seed, sampler)  # its worker processes know the data set alone
             loader.auto_reload = False  # it would read the next pass ahead in the order of this one
@@ -157,8 +157,8 @@ def shard_loader(loader: Any, rank: int, num_workers: int, seed: int) -> Any:
         kind += f" with {_ROLLOVER if _is_rollover(sampler) else own}"
     raise TypeError(
         f"cannot divide a {kind} among {num_workers} processes. Pass a DataLoader(data, batch_size, shuffle=...) whose "
-        "last_batch is 'keep' or 'discard', or gp.datasets.batches; or leave the loader out, and let each process read "
-        "its part: gp.sampler.BatchSampler(..., rank=..., num_workers=...), gp.sampler.join where parts differ in length"
+        "last_batch is 'keep' or 'discard', or gp.datasets.batches; or leave it out and let each process read its "
+        "part, by gp.sampler.BatchSampler(..., rank=..., num_workers=...), with gp.sampler.join for parts of other lengths"
     )
 
 

@@ -300,12 +300,12 @@ class Survival:
             is_update, result = self._done
             result = None if is_update and self._unfinished is not None else result
             mine = is_update, state(net, trainer) if is_update else None, result
-        is_update, held, result = gather_objects(mine, self._store, "gp.survive()")[source]
+        is_update, archive, result = gather_objects(mine, self._store, "gp.survive()")[source]
         if not is_behind:
             return _NOTHING
         if is_update:
             trainer._kv_initialized, trainer._params_to_init = True, []  # the others have all weights
-            restore(held, net, trainer)
+            restore(archive, net, trainer)
             result = result if self._unfinished is None else self._unfinished()
         self._note_done(is_update, result)
         return result
