@@ -224,25 +224,6 @@ def test_an_installation_without_mxnet_is_told_how_to_get_it(other_site):
     assert "pip install --no-deps 'mxnet==1.9.1'" in message
 
 
-def test_a_missing_system_library_is_named_with_the_package_that_brings_it(other_site):
-    folder, environment = other_site("mxnet")
-    original = SITE_PACKAGES / "mxnet"
-    (folder / "mxnet").mkdir()
-    for entry in original.iterdir():
-        if entry.name != "libmxnet.so":
-            (folder / "mxnet" / entry.name).symlink_to(entry)
-    # The same library, asking for a libgomp that no machine has.
-    library = (original / "libmxnet.so").read_bytes()
-    assert library.count(b"\0libgomp.so.1\0") == 1
-    (folder / "mxnet" / "libmxnet.so").write_bytes(library.replace(b"\0libgomp.so.1\0", b"\0libgomp.so.0\0"))
-    try:
-        message = error_of("import gluon_parallel", "-S", **environment)
-    finally:
-        (folder / "mxnet" / "libmxnet.so").unlink()  # a hundred megabytes that pytest would keep for three sessions
-    assert "the system library libgomp.so.0, which is not here" in message
-    assert "apt-get install libgomp1" in message
-
-
 @pytest.mark.parametrize(
     ("library", "remedy"),
     [

@@ -22,8 +22,7 @@ def test_processes_and_devices_train_as_one_device_does_and_continue_bit_for_bit
     for num_devices, names in ((1, ["exact"]), (2, ["exact", "resumed"]), (3, ["predicted"])):
         status, output = run_command([sys.executable, str(CHECKS), str(num_devices), str(tmp_path), *names])
         assert status == 0 and not not_passed(1, names, output), output
-    names = ["exact", "exact_with_own_layers", "resumed", "interrupted_together", "alone_on_disk",
-             "loaded_at_once", "predicted"]  # fmt: skip
+    names = ["exact", "resumed", "interrupted_together", "alone_on_disk", "loaded_at_once", "predicted"]
     status, output = run_mpi(2, CHECKS, "2", str(tmp_path), *names)
     assert status == 0 and not not_passed(2, names, output), output
     assert output.count("continuing") == 4, output  # process 0 alone prints

@@ -158,7 +158,7 @@ def shard_loader(loader: Any, rank: int, num_workers: int, seed: int) -> Any:
     raise TypeError(
         f"cannot divide a {kind} among {num_workers} processes. Pass a DataLoader(data, batch_size, shuffle=...) whose "
         "last_batch is 'keep' or 'discard', or gp.datasets.batches; or leave it out and let each process read its "
-        "part, by gp.sampler.BatchSampler(..., rank=..., num_workers=...), with gp.sampler.join for parts of other lengths"
+        "part, by gp.sampler.BatchSampler(..., rank=..., num_workers=...), and gp.sampler.join for parts of two lengths"
     )
 
 
