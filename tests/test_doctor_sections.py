@@ -236,7 +236,7 @@ def test_a_card_that_a_cpu_build_does_not_use_is_pointed_out(driver):
         ({"cuda": 10020}, "too old: it runs programs up to CUDA 10.2", "driver 520.61.05 or newer"),
         ({"capability": 90}, "compute capability 9.0 (Hopper)", "container mxnet:24.06-py3"),
         ({"capability": 120}, "compute capability 12.0 (Blackwell", "container mxnet:24.06-py3"),
-        ({"capability": 35}, "compute capability 3.5", "train on CPUs"),
+        ({"capability": 37}, "compute capability 3.7", "train on CPUs"),
         ({"status": 100}, "no GPU: it answers with CUDA error 100 (words of the driver)", "docker run --gpus all"),
         (None, "no NVIDIA driver here", "docker run --gpus all"),
     ],

@@ -329,14 +329,7 @@ def test_processes_that_are_asked_to_stop_with_mpirun_get_the_time_to_save(run, 
     assert "every process is asked to stop, and killed if it has not after 120 s" in shown.err
 
 
-def listening(port):
-    """The inodes of the sockets that listen at a port of 127.0.0.1; nobody else gets them soon, unlike the port."""
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    return {row[9] for row in rows if row[1] == f"0100007F:{port:04X}" and row[3] == "0A"}
-
-
-def test_a_stranger_who_connects_without_the_token_takes_nobodys_place_and_the_port_is_free_again(run, tmp_path):
-    port, seen = [], []
+def test_a_stranger_who_connects_without_the_token_takes_nobodys_place(run, tmp_path):
     files = [str(tmp_path / "done"), str(tmp_path / "finished")]
 
     def starts(engine, contact):
@@ -353,15 +346,12 @@ def test_a_stranger_who_connects_without_the_token_takes_nobodys_place_and_the_p
             while not os.path.exists(sys.argv[3]):
                 time.sleep(0.01)
         """
-        port.append(int(contact["GLUON_PARALLEL_AGENT_ADDRESS"].rpartition(":")[2]))
-        seen.extend(listening(port[0]))
         argv = [sys.executable, "-c", textwrap.dedent(stranger), contact["GLUON_PARALLEL_AGENT_ADDRESS"], *files]
         return [engines.Start("stranger", argv, {}), engines.start_one(engine, contact, "rank 0", "localhost")]
 
     failure, logs, _ = run("wait_for('done'); print('undisturbed'); write('finished')", num_workers=1, starts=starts)
     assert failure is None
     assert logs == {"stranger": "sent away\n", "rank-0": "undisturbed\n"}
-    assert len(seen) == 1 and seen[0] not in listening(port[0])
 
 
 def test_a_program_that_is_not_there_is_refused_with_its_rank(run):

@@ -228,12 +228,7 @@ def test_batch_norms_of_the_net_and_those_converted_meet_through_the_store():
 
 def test_a_loss_that_is_not_finite_is_an_error_that_says_what_was_saved(tmp_path):
     net, trainer = make()
-    training = gp.prepare(net, gluon.loss.L2Loss(), trainer)
     bad = nd.array([[np.nan]])
-    training.step(bad, bad)
-    with pytest.raises(gp.errors.NotFinite, match=r"step 1: the loss is nan. No checkpoint has been saved yet"):
-        training.mean_loss()
-    net, trainer = make()
     training = gp.prepare(net, gluon.loss.L2Loss(), trainer, run=gp.Run(tmp_path))
     training.end_epoch()
     training.step(bad, bad)

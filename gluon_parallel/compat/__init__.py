@@ -42,12 +42,8 @@ _RENAMED_FUNCTIONS = {
 _FINANCIAL_FUNCTIONS = ("fv", "ipmt", "irr", "mirr", "nper", "npv", "pmt", "ppmt", "pv", "rate")
 
 
-def _financial(name):
-    def removed(*_args, **_kwargs):
-        raise NotImplementedError(f"np.{name} left NumPy in version 1.20; install numpy-financial and call npf.{name}")
-
-    removed.__name__ = name
-    return removed
+def _financial(*_args, **_kwargs):
+    raise NotImplementedError("financial functions left NumPy in version 1.20; install numpy-financial for them")
 
 
 def _msort(a):
@@ -65,7 +61,7 @@ def restore_numpy_names():
             names[old] = names[new]
     names.setdefault("msort", _msort)
     for name in _FINANCIAL_FUNCTIONS:
-        names.setdefault(name, _financial(name))
+        names.setdefault(name, _financial)
     if "_core" in names:  # NumPy 2 keeps `np.core` for the old names, and warns at every look: put the one there
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

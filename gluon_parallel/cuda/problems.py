@@ -44,14 +44,14 @@ def of_driver(driver: Mapping[str, Any], is_wheel: bool = True) -> Iterator[Prob
             f"The NVIDIA driver is here, but gives no GPU: {driver['error']}.",
             "look at nvidia-smi and CUDA_VISIBLE_DEVICES; in a container: docker run --gpus all",
         )
-    held = ", ".join(map(dotted, CAPABILITIES))
+    capabilities = ", ".join(map(dotted, CAPABILITIES))
     for number, (name, capability) in enumerate(driver.get("devices", []) if is_wheel else ()):
         if runs_on(capability):
             continue
         family = "" if capability < 90 else " (Hopper)" if capability < 100 else " (Blackwell or newer)"
         yield Problem(
             f"gpu({number}), {name}, is of compute capability {dotted(capability)}{family}, and this MXNet "
-            f"holds code for {held} only: it would end with `no kernel image` (CUDA error 209).",
+            f"holds code for {capabilities} only: it would end with `no kernel image` (CUDA error 209).",
             (f"{_CONTAINER}; or " if capability >= 90 else "")
             + "hide the card: CUDA_VISIBLE_DEVICES= with the numbers of other cards, or with none to train on CPUs",
         )

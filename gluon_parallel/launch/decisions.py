@@ -169,8 +169,9 @@ class Decisions:
         asked = {member: member.signalled for member in members if member.signalled is not None}
         if not asked or self._now - min(asked.values())[0] <= _SECOND_THOUGHT:
             return
-        left = [worker for worker in self.workers if not worker.is_lost and worker not in asked]
-        go_on = len(left) >= self.min_processes and self._first in left and all(worker.goes_on for worker in left)
+        remaining = [worker for worker in self.workers if not worker.is_lost and worker not in asked]
+        go_on = len(remaining) >= self.min_processes and self._first in remaining
+        go_on = go_on and all(worker.goes_on for worker in remaining)
         for member, (_, number) in asked.items():
             message = f"{member} got {signal.Signals(number).name} from outside the group"
             if go_on and member.is_worker:

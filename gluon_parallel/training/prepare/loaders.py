@@ -223,9 +223,9 @@ def _draws(loader: Any) -> bool:
     with contextlib.suppress(Exception):  # which comes again when it is read
         loader._batchify_fn([loader._dataset[0]])
     drawn = states() != before
-    own, numpys = pickle.loads(before)
-    random.setstate(own)
-    np.random.set_state(numpys)  # noqa: NPY002
+    of_python, of_numpy = pickle.loads(before)
+    random.setstate(of_python)
+    np.random.set_state(of_numpy)  # noqa: NPY002
     return drawn
 
 

@@ -27,7 +27,7 @@ class Step(NamedTuple):
 def note(number: int, arguments: tuple, loaders: Sequence[LoaderShard]) -> Step:
     """The step of that number with these arguments, without its arrays, which a loader has to have yielded last."""
     passes = [loader.under_way for loader in loaders if loader.under_way is not None]
-    places = {id(leaf): (one, place) for one in passes for place, leaf in enumerate(arrays_of(one.batch))}
+    places = {id(leaf): (source, place) for source in passes for place, leaf in enumerate(arrays_of(source.batch))}
     arrays = [(where, leaf) for where, leaf in leaves(arguments, "argument ") if _is_array(leaf)]
     strange = [where for where, leaf in arrays if id(leaf) not in places]
     sources = {places[id(leaf)][0] for _, leaf in arrays} if not strange else set()
@@ -45,16 +45,16 @@ def note(number: int, arguments: tuple, loaders: Sequence[LoaderShard]) -> Step:
         return np.empty(0)
 
     without_arrays = map_arrays(left_out, arguments)
-    return Step(number, {one: one.number - 1 for one in sources}, without_arrays, places_in_turn)
+    return Step(number, {source: source.number - 1 for source in sources}, without_arrays, places_in_turn)
 
 
 def read(step: Step) -> tuple:
     """The arguments of a step, of the batch as it is divided now."""
-    for one, number in step.sources.items():
-        if one.number != number:
-            one.go_to(number)
-        next(one)
-    arrays = {one: arrays_of(one.batch) for one in step.sources}
+    for source, number in step.sources.items():
+        if source.number != number:
+            source.go_to(number)
+        next(source)
+    arrays = {source: arrays_of(source.batch) for source in step.sources}
     found = (arrays[source][number] for source, number in step.places)
     return map_arrays(lambda _: next(found), step.arguments)
 

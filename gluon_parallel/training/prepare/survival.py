@@ -225,18 +225,18 @@ class Survival:
                     if is_step:
                         self._steps.clear()  # as DataParallel forgets what it has accumulated
                     raise
-            taken = self._regroup(is_step)
-            result = result if taken is _NOTHING else taken
+            others_result = self._regroup(is_step)
+            result = result if others_result is _NOTHING else others_result
             work = repeat if result is _NOTHING else functools.partial(self._repeat, self._steps)
             before = functools.partial(self._and_go_back, work)
 
     def _and_go_back(self, work: Callable[[], None]) -> None:
         """``work()`` that reads batches anew, after which the passes go on from where they were."""
-        positions = [(one, one.number) for loader in self._loaders if (one := loader.under_way) is not None]
+        positions = [(each, each.number) for loader in self._loaders if (each := loader.under_way) is not None]
         work()
-        for one, number in positions:
-            if one.number != number:
-                one.go_to(number)
+        for each, number in positions:
+            if each.number != number:
+                each.go_to(number)
 
     def _note_done(self, is_update: bool, result: Any) -> None:
         self._num_done += 1
@@ -286,8 +286,8 @@ class Survival:
 
     def _say(self, where: str, lost: Sequence[int], seconds: float) -> None:
         """One line per loss, in the logs of all processes and on the launcher's terminal."""
-        names, left = ", ".join(map(str, sorted(lost))), self._store.num_workers
-        text = f"lost {where}: process {names}; {left} go on after {seconds:.2f} s"
+        names, num_left = ", ".join(map(str, sorted(lost))), self._store.num_workers
+        text = f"lost {where}: process {names}; {num_left} go on after {seconds:.2f} s"
         if not heartbeat.is_heard():
             LOG.warning(f"gluon_parallel: {text}")
         elif self._store.rank == 0:
