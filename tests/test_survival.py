@@ -171,9 +171,7 @@ def test_a_number_of_processes_that_makes_no_sense_is_refused(monkeypatch, value
         min_processes()
 
 
-MOMENTS = (
-    "prepare 0, start 0, broadcast 0, sum 0, update 0, data 5, forward 1, forward 6, sum 5, update 5, evaluation 8"
-)
+MOMENTS = "prepare 0,start 0,broadcast 0,sum 0,update 0,data 5,forward 1,forward 6,sum 5,update 5,evaluation 8"
 STATES = [  # for each moment, one of the two processes is not exhaustive
     pytest.param(moment.replace(" ", f":{rank}:"), marks=() if number % 2 == rank // 2 else pytest.mark.exhaustive)
     for number, moment in enumerate(MOMENTS.split(","))
