@@ -33,7 +33,7 @@ def runs_on(capability):
         >>> [runs_on(capability) for capability in (37, 50, 75, 89, 90)]
         [False, True, True, True, False]
     """
-    return any(code <= capability and code // 10 == capability // 10 for code in CAPABILITIES)
+    return capability // 10 in (code // 10 for code in CAPABILITIES)
 
 
 def wheels_for(build):
