@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from gluon_parallel import launch_engines as engines
-from gluon_parallel.launch import group
+from gluon_parallel.launch import decisions, group
 from gluon_parallel.launch.logs import Logs
 from gluon_parallel.launch_engines import Engine, agent
 
@@ -167,6 +167,19 @@ def test_every_process_has_its_log_and_its_prefix_and_nothing_is_left_or_heard_e
         assert f"[{rank}] trouble of {rank}\n" in shown.err
         # In the usual folder, mpirun fails where a killed one of the same number has left its files.
         assert Path(folder).parent.name.startswith("gluon_parallel-") and not Path(folder).parent.exists()
+
+
+def test_a_signal_from_outside_to_an_agent_ends_all(run, monkeypatch):
+    monkeypatch.setattr(decisions, "_SECOND_THOUGHT", 0.0)
+    failure, _, _ = run(
+        """
+        if rank == 1:
+            os.kill(os.getppid(), signal.SIGTERM)  # as a scheduler does
+        rest()
+        """
+    )
+    assert re.fullmatch(r"rank 1 \(.*\) got SIGTERM from outside the group", failure.message)
+    assert failure.exit_code == 128 + signal.SIGTERM
 
 
 @needs_mpi
