@@ -7,8 +7,8 @@ from pipeline_nets import TOLERANCE, assert_equal, batch, cpus, layers, set_weig
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.pipeline.measured_memory import peaks
 from gluon_parallel.pipeline.orders import ORDERS, Task, bubble, simulated
+from gluon_parallel.pipeline.profile import peaks
 from mxnet import gluon
 
 LOSS = gluon.loss.L2Loss()

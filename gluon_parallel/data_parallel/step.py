@@ -12,8 +12,7 @@ from ..device_threads.thread import acting_as, device_of
 from ..kvstore.contract import contract, is_distributed
 from ..nn import convert_by_default, participants, say_what_was_converted
 from ..nn.blocks import net_and_loss
-from ..nn.sync_batch_norm.participants import groups_of
-from ..nn.sync_batch_norm.start import start_anew
+from ..nn.sync_batch_norm.participants import groups_of, start_anew
 from ..nn.sync_batch_norm.sync_group import SyncGroup
 from ..sample_loss import LossPerSample
 from ..split import as_devices, cut, map_arrays, num_samples, shard_sizes

@@ -19,12 +19,12 @@ from ..errors import GradientUnavailable
 from ..kvstore.contract import contract
 from ..nn.blocks import draws_random_numbers
 from ..split import num_samples, shard_sizes, split_and_load
-from . import checks, measured_memory
+from . import checks
 from .flow import Flow, StepLoss
 from .orders import launching_order
 from .partition import Partition, partition
 from .placement import accumulating, place
-from .profile import Profile
+from .profile import Profile, peaks
 from .stage import Arrays, Recorder, Stage, concatenate, cut, moved, outputs_of, pass_counts
 
 
@@ -167,12 +167,12 @@ class Pipeline(TrainingStep):
         """
         self._recorders = recorders = [Recorder() for _ in self.replicas]
         try:
-            peaks = measured_memory.peaks(self._devices, lambda: self.step(loss, trainer, x, y))
+            most = peaks(self._devices, lambda: self.step(loss, trainer, x, y))
         finally:
             self._recorders = []
         if self.num_samples == 0:
             return None
-        return Profile(self.stages, self._order(), self.recompute, self.num_micro_batches, recorders, peaks)
+        return Profile(self.stages, self._order(), self.recompute, self.num_micro_batches, recorders, most)
 
     def __call__(self, *x: mx.nd.NDArray) -> mx.nd.NDArray | Arrays:
         """The forward pass of the whole net.
