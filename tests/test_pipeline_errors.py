@@ -9,7 +9,6 @@ from pipeline_nets import assert_equal, batch, cpus, layers, reference, set_weig
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel import engine
-from gluon_parallel.pipeline.orders import ORDERS, launching_order
 from mxnet import autograd, gluon, nd
 
 LOSS = gluon.loss.L2Loss()
@@ -251,24 +250,6 @@ def test_a_replica_that_fails_leaves_no_sync_batch_norm_waiting(num_micro_batche
     assert time.perf_counter() - began < 120  # a layer's limit
     engine.settle()
     assert np.isfinite(step().asscalar())
-
-
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize(("num_stages", "num_micro_batches"), [(1, 1), (2, 5), (4, 2), (4, 8)])
-def test_the_launching_order_holds_every_pass_once_after_those_that_it_needs(order, num_stages, num_micro_batches):
-    tasks = launching_order(order, [num_micro_batches] * num_stages)
-    assert len(set(tasks)) == len(tasks) == 2 * num_stages * num_micro_batches
-    place = {task: number for number, task in enumerate(tasks)}
-    for stage, kind, number in tasks:
-        if kind == "forward" and stage:
-            assert place[stage, kind, number] > place[stage - 1, kind, number]
-        if kind == "backward":
-            before = (stage + 1, kind, number) if stage + 1 < num_stages else (stage, "forward", number)
-            assert place[stage, kind, number] > place[before]
-    for stage in range(num_stages):
-        held = np.cumsum([1 if task.kind == "forward" else -1 for task in tasks if task.stage == stage])
-        most = num_micro_batches if order == "gpipe" else min(num_micro_batches, num_stages - stage)
-        assert held.max() == most and held[-1] == 0
 
 
 def test_a_cut_by_bytes_and_one_by_time():

@@ -5,7 +5,6 @@ import subprocess
 import sys
 import textwrap
 
-import numpy as np
 import pytest
 
 import mxnet as mx
@@ -13,44 +12,8 @@ from gluon_parallel import launch as launching
 from gluon_parallel import launch_engines as engines
 from gluon_parallel.nn import contrib
 from gluon_parallel.nn.contrib import CONTRIB, ContribSyncBatchNorm
-from mxnet import nd
 
 pytest.importorskip("gluoncv")
-
-# Trains a net of GluonCV as its segmentation script does, on five samples, and keeps the parameters.
-TRAIN = """
-    import sys
-    import mxnet as mx
-    from gluoncv.model_zoo import cifar_resnet20_v1
-    from gluoncv.utils.parallel import DataParallelCriterion, DataParallelModel
-    from mxnet import autograd, gluon
-
-    path, norm, num_devices = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    devices = [mx.cpu(number) for number in range(num_devices)]
-    sync = norm == "SyncBatchNorm"
-    norm_layer = mx.gluon.contrib.nn.SyncBatchNorm if sync else gluon.nn.BatchNorm
-    norm_kwargs = {"num_devices": num_devices} if sync else {}
-    net = cifar_resnet20_v1(classes=3, norm_layer=norm_layer, norm_kwargs=norm_kwargs)
-    mx.random.seed(7)
-    net.initialize(mx.init.Xavier())
-    net.cast("float64")
-    images = mx.nd.random.normal(shape=(5, 3, 32, 32), dtype="float64")
-    net(images)  # shapes are known before GluonCV's threads run
-    model = DataParallelModel(net, devices, True)
-    criterion = DataParallelCriterion(gluon.loss.L2Loss(), devices, True)
-    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore="local")
-    target = mx.nd.random.normal(shape=(5, 3), dtype="float64")
-    for _ in range(2):
-        with autograd.record(True):
-            outputs = model(images)
-            losses = criterion([(output,) if not isinstance(output, tuple) else output for output in outputs], target)
-            mx.nd.waitall()
-            autograd.backward(losses)
-        trainer.step(5)
-        mx.nd.waitall()
-    net.save_parameters(path)
-    print(norm_layer.__module__.partition(".")[0])
-"""
 
 
 def run(script, *words, options=("--sync-batch-norm", "ours")):
@@ -62,20 +25,6 @@ def run(script, *words, options=("--sync-batch-norm", "ours")):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-@pytest.mark.slow
-def test_a_script_of_gluoncv_with_mxnets_layer_trains_on_unequal_shards_as_batch_norm_does_on_one_device(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(textwrap.dedent(TRAIN))
-    assert run(script, tmp_path / "one.params", "BatchNorm", 1) == "mxnet\n"
-    assert run(script, tmp_path / "two.params", "SyncBatchNorm", 2) == "gluon_parallel\n"
-    one, two = (nd.load(str(tmp_path / f"{name}.params")) for name in ("one", "two"))
-    assert one.keys() == two.keys()
-    # Weights of batch norms' inputs are scaled away, so that rounding errors of 1e-16 grow through 20 to 50 layers.
-    for name in one:
-        if "running_var" not in name:  # MXNet's own is the unbiased one on CPUs
-            np.testing.assert_allclose(two[name].asnumpy(), one[name].asnumpy(), rtol=1e-6, atol=1e-8, err_msg=name)
 
 
 FEATURES = """

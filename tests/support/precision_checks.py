@@ -151,24 +151,6 @@ def layers():
         assert np.linalg.norm(found[1] - found[0]) < BOUND * np.linalg.norm(found[0])
 
 
-def learning():
-    """A net in bfloat16 learns as well as one in float32."""
-    gp.set_precision("bfloat16", DEVICES)
-    data = gp.datasets.load("digits")
-    net = gp.models.LeNet()
-    net.initialize(mx.init.Xavier(), ctx=DEVICES)
-    net.hybridize()
-    trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.003})
-    step = gp.DataParallel(net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer)
-    for epoch in range(4):
-        batches = gp.datasets.batches(*data.train, 64, True, 0)
-        batches.set_epoch(epoch)
-        for images, labels in batches:
-            step(images, labels)
-    [(_, accuracy)] = gp.evaluate(net, gp.datasets.batches(*data.test, 256), "acc", DEVICES)
-    assert accuracy > 0.93, accuracy
-
-
 def init_trainer(trainer):
     """``amp.init_trainer``, also where this CPU has no type that ``amp.init`` takes."""
     if PRECISION == "float32":
