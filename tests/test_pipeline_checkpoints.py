@@ -21,21 +21,6 @@ def train(pipe, trainer, batches):
         pipe.step(LOSS, trainer, x, y)
 
 
-@pytest.mark.parametrize("as_list", [False, True])
-def test_parameters_load_into_the_unsplit_net_and_back(tmp_path, as_list):
-    net, one = layers(2), layers(2, prefix="other_")
-    pipe, trainer = pipe_and_trainer([net[0], net[1]] if as_list else net)
-    train(pipe, trainer, BATCHES)
-    pipe.net.save_parameters(str(tmp_path / "pipe"))
-    one.load_parameters(str(tmp_path / "pipe"))
-    assert_equal(one, net)
-    reference(one, LOSS, BATCHES[:1])
-    one.save_parameters(str(tmp_path / "one"))
-    pipe.net.load_parameters(str(tmp_path / "one"))
-    assert_equal(net, one)
-    train(pipe, trainer, BATCHES)  # the parameters stayed on their devices
-
-
 @pytest.mark.parametrize("frozen", [0, 4])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])  # adam's step depends on how many there were, in every stage
 @pytest.mark.parametrize("rows", [cpus(0, 1), [cpus(0, 1), cpus(2, 3)]])
@@ -58,11 +43,12 @@ def test_a_resumed_pipeline_continues_bit_for_bit(tmp_path, rows, optimizer, fro
         np.testing.assert_array_equal(value, theirs[name])
 
 
-def test_the_trainers_state_goes_to_the_unsplit_net_and_back(tmp_path):
+@pytest.mark.parametrize("as_list", [False, True])
+def test_weights_and_the_trainers_state_go_to_the_unsplit_net_and_back(tmp_path, as_list):
     wanted = layers()
     reference(wanted, LOSS, BATCHES)
     net = layers()
-    pipe, trainer = pipe_and_trainer(net)
+    pipe, trainer = pipe_and_trainer([*net], cpus(0, 1, 2, 3)) if as_list else pipe_and_trainer(net)
     train(pipe, trainer, BATCHES[:2])
     gp.checkpoint.save(str(tmp_path / "pipe"), pipe.net, trainer)
     one = layers(prefix="other_")

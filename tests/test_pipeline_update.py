@@ -58,20 +58,6 @@ def test_accumulated_and_clipped_gradients_are_those_of_data_parallel_whatever_t
         assert all((first == other).all() for other in others)
 
 
-def test_a_step_that_fails_forgets_what_was_accumulated():
-    one, net = layers(), layers()
-    pipe = gp.Pipeline(net, cpus(0, 1), 3, accumulate=2)
-    trainer = trainer_of(pipe.collect_params())
-    pipe.step(LOSS, trainer, *BATCHES[0])
-    with pytest.raises(gp.errors.BatchMismatch):
-        pipe.step(lambda out, y: LOSS(out, y).mean(), trainer, *BATCHES[0])
-    step = on_one_device(one, LOSS, accumulate=2)
-    for x, y in BATCHES[1:3]:
-        step(x, y)
-        pipe.step(LOSS, trainer, x, y)
-    assert_equal(net, one)
-
-
 class Fork(gluon.HybridBlock):
     def __init__(self):
         super().__init__()

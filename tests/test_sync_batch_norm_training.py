@@ -19,16 +19,6 @@ def network(norm, channels=8):
     return net
 
 
-def stripes(rng, size):
-    """Images whose class is the direction of their stripes, with a brightness that differs from image to image."""
-    labels = rng.integers(4, size=size)
-    angle, phase = labels * np.pi / 4, rng.uniform(0, 2 * np.pi, size)
-    row, column = np.mgrid[:8, :8]
-    waves = np.cos(angle)[:, None, None] * row + np.sin(angle)[:, None, None] * column
-    images = np.sin(1.5 * waves + phase[:, None, None]) + rng.normal(size=(size, 1, 1)) * 2
-    return images[:, None], labels
-
-
 def losses(net, devices, batches, initial):
     """The loss of every step of SGD on the batches, in float64: rounding errors grow from step to step."""
     net.initialize(ctx=devices)
@@ -55,7 +45,9 @@ def synchronised(**options):
 
 @pytest.mark.filterwarnings("ignore::gluon_parallel.errors.StatisticsPerDevice")  # which this test measures
 def test_four_devices_follow_one_device_with_the_whole_batch_and_do_not_without_synchronisation(rng):
-    batches = [stripes(rng, size) for size in [16] * 40 + [5, 2, 1, 8, 3]]  # also fewer images than devices
+    sizes = [16] * 40 + [5, 2, 1, 8, 3]  # also fewer images than devices; their brightness differs
+    shifts = [rng.normal(size=(size, 1, 1, 1)) * 2 for size in sizes]
+    batches = [(rng.normal(size=(len(one), 1, 8, 8)) + one, rng.integers(4, size=len(one))) for one in shifts]
     start = initial_values()
     one = losses(network(gluon.nn.BatchNorm), gp.devices("cpu:1"), batches, start)
     synced = losses(network(synchronised), gp.devices("cpu:4"), batches, start)

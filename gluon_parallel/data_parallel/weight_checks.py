@@ -83,9 +83,9 @@ class _Look:
 class FiniteWeights:
     """Looks for NaN and infinity in the weights after updates 1, 2, 4, 8 and every 8th from then on.
 
-    A NaN stays in a weight that it has reached. The engine reads the first device's weights while the next steps run,
-    and the result is read before the tenth update that follows, on every process: a NaN is noticed at most 17 updates
-    after the one that wrote it. `accumulate` steps make an update, and `updates_before` were made before.
+    The engine reads the first device's weights while the next steps run, and the result is read before the tenth update
+    that follows, on every process: a NaN, which stays, is noticed at most 17 updates after the one that wrote it.
+    `accumulate` steps make an update, and `updates_before` were made before.
 
     Attributes:
         looks_at: after how many updates :meth:`look` is due.
@@ -105,8 +105,7 @@ class FiniteWeights:
     def check(self, num_updates: int, last: bool = False) -> None:
         """After that many updates, before the next one: read the result of the look ten updates before it, if any.
 
-        If no update follows (`last`), look at the weights of the last one, and read all results. NotFinite names the
-        first parameter and the step; on every process, since their weights are the same.
+        If no update follows (`last`), look at the weights of the last one, and read all results.
         """
         if last and num_updates > max([self._before, *(looked for looked, _ in self._pending)]):
             self._start(num_updates)
@@ -248,11 +247,7 @@ def check_replicas(net: mx.gluon.Block, store: mx.kv.KVStoreBase | None = None) 
 
 
 def start_digest(arrays: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
-    """Queue a checksum of dense arrays, in this order; does not wait for them.
-
-    Returns:
-        An array that becomes the checksum's bits, (DIGEST_BITS,) of float64 zeros and ones on the CPU.
-    """
+    """Queue a checksum of dense arrays; the array becomes its bits, (DIGEST_BITS,) float64 on the CPU."""
     on_host = [to_device(array, mx.cpu(0)) if array.ctx.device_type == "gpu" else array for array in arrays]
     make_plain(*on_host)
     bits = mx.nd.zeros(DIGEST_BITS, ctx=mx.cpu(), dtype="float64")
@@ -272,12 +267,7 @@ def _digest(array: np.ndarray, before: int = 0) -> int:
 
 
 def _groups(digests: np.ndarray) -> str:
-    """Which ranks hold the same.
-
-    Example:
-        >>> _groups(np.array([5.0, 7.0, 5.0]))
-        '0, 2 | 1'
-    """
+    """Which ranks hold the same, such as "0, 2 | 1"."""
     ranks: dict[float, list[int]] = {}
     for rank, digest in enumerate(digests.tolist()):
         ranks.setdefault(digest, []).append(rank)

@@ -215,7 +215,6 @@ class Pipeline(TrainingStep):
         return [Stage(number, self.stages, self.replicas[replica], recorder) for number in range(len(self.stages))]
 
     def _finish_initialization(self, x: Arrays) -> None:
-        """Run the net once on `x`, a micro-batch, where parameters' shapes follow from the input."""
 
         def run(arrays: Arrays = x) -> None:
             for number, device in enumerate(self.replicas[0]):
@@ -225,11 +224,10 @@ class Pipeline(TrainingStep):
         self._place()
 
     def _order(self) -> str:
-        """The order of passes for the form of the loss."""
         return "gpipe" if self._losses.needs_all else self.order
 
     def _take(self, loss: Callable[..., Nested], trainer: mx.gluon.Trainer) -> None:
-        """Check and prepare a trainer, or a loss of other parts, that the last step did not have."""
+        """Prepare a trainer, or a loss of other parts, that the last step did not have."""
         parts = tuple(getattr(loss, "parts", ()))
         if trainer is not None and trainer is self._trainer and parts == self._parts:
             return

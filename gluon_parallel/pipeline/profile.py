@@ -212,9 +212,8 @@ def activation_bytes(block: mx.gluon.Block, inputs: Sequence[ArrayForm]) -> int 
 def peaks(devices: Sequence[mx.Context], function: Callable[[], object]) -> list[int | None]:
     """Call ``function()``, wait for all that it has launched, and return the memory that it needed on each device.
 
-    That is how many bytes of arrays were there at most, beyond those that were there before. None for a CPU device that
-    MXNet does not count (it knows as many as there are cores, and two more), and where other threads make arrays all
-    the time. It uses MXNet's profiler, which must not be in use.
+    That is how many bytes of arrays were there at most, beyond those from before, by MXNet's profiler. None for a CPU
+    device that MXNet does not count (it knows two more than cores), and where other threads make arrays all the time.
 
     Example:
         >>> peaks([mx.cpu(0)], lambda: mx.nd.zeros(1000) + mx.nd.zeros(1000))
