@@ -10,8 +10,8 @@ import pytest
 import mxnet as mx
 from gluon_parallel import launch as launching
 from gluon_parallel import launch_engines as engines
-from gluon_parallel.nn import contrib
-from gluon_parallel.nn.contrib import CONTRIB, ContribSyncBatchNorm
+from gluon_parallel.nn import convert
+from gluon_parallel.nn.convert import CONTRIB, ContribSyncBatchNorm
 
 pytest.importorskip("gluoncv")
 
@@ -85,7 +85,7 @@ def test_a_layer_that_is_made_as_mxnets_is_has_its_arguments_and_names():
 def test_mxnets_layer_on_several_cpu_devices_says_once_that_it_may_wait_for_ever(
     monkeypatch, recwarn, num_devices, said, training, warns
 ):
-    monkeypatch.setattr(contrib, "_has_warned", False)
+    monkeypatch.setattr(convert, "_has_warned", False)
     layers = [CONTRIB(4, said) for _ in range(2)]
     with mx.autograd.train_mode() if training else mx.autograd.predict_mode():
         for layer in layers:
@@ -95,9 +95,9 @@ def test_mxnets_layer_on_several_cpu_devices_says_once_that_it_may_wait_for_ever
     assert len(told) == warns
     assert all(f"{layers[0].name}: MXNet's SyncBatchNorm on 2 CPU devices" in text for text in told)
     with mx.autograd.train_mode():  # a layer without parameters is composed
-        assert contrib.warn_of_contrib(lambda layer, x: "graph", CONTRIB(4, 2), "x") == "graph"
+        assert convert.warn_of_contrib(lambda layer, x: "graph", CONTRIB(4, 2), "x") == "graph"
 
 
 def test_a_symbol_with_outputs_that_ours_does_not_have_is_refused():
     with pytest.raises(ValueError, match="no output_mean_var=True"):
-        contrib.contrib_symbol(mx.sym.var("x"), ndev=2, key="norm", output_mean_var=True)
+        convert.contrib_symbol(mx.sym.var("x"), ndev=2, key="norm", output_mean_var=True)

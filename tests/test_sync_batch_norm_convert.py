@@ -9,7 +9,7 @@ from batch_norm_reference import close, normalised, on, random_step, shards
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel import nn
-from gluon_parallel.nn.contrib import ContribSyncBatchNorm
+from gluon_parallel.nn.convert import ContribSyncBatchNorm
 from mxnet import gluon
 
 gluoncv = pytest.importorskip("gluoncv", reason="GluonCV is an optional dependency")
