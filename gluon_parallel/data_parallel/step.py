@@ -35,6 +35,10 @@ class TrainingStep:
     mean: mx.nd.NDArray | None = None
     _is_distributed = False  # whether the trainer's store meets other processes
 
+    _cut: Callable[..., Any]  # (batch, number of samples) -> its shards
+    _prepare: Callable[..., Update]  # (shards, or None without samples) -> the update, which the first step makes
+    _run: Callable[..., mx.nd.NDArray]  # (shards, number of samples) -> the mean loss; launches both passes
+
     def __init__(self, net: mx.gluon.Block, reduction: str | None, options: UpdateOptions) -> None:
         checks.check_update(options.accumulate, options.clip_global_norm)
         self.net, self.num_samples = net, 0
@@ -69,18 +73,6 @@ class TrainingStep:
         self.loss_scaling = LossScaling(trainer)
         refuse_unsupported(self.net, trainer, devices, accumulates)
         return store
-
-    def _cut(self, batch: tuple[tuple, tuple], num: int) -> Any:
-        """The inputs and labels of `num` samples as shards, a list."""
-        raise NotImplementedError
-
-    def _prepare(self, shards: Any) -> Update:
-        """The update of this step; the first step makes it, and `shards` show it shapes. None without samples."""
-        raise NotImplementedError
-
-    def _run(self, shards: Any, num: int) -> mx.nd.NDArray:
-        """Launch the forward and backward passes; returns the mean loss."""
-        raise NotImplementedError
 
     def _step(self, x: Nested | None, y: Nested, device: mx.Context) -> mx.nd.NDArray:
         """One step; without samples, its mean loss is on `device`."""
