@@ -80,41 +80,28 @@ def test_parameters_that_the_loss_does_not_reach_are_left_out_only_if_asked_for(
     step(ignore_stale_grad=True)
 
 
-@pytest.mark.parametrize("hybridize", [False, True])
-@pytest.mark.parametrize("frozen", [[3], [0, 2], [1, 2]])
-def test_frozen_layers_stay_and_the_others_learn_as_on_one_device(frozen, hybridize):
-    nets = layers(), layers()
-    for net in nets:
-        for number in frozen:
-            net[number].collect_params().setattr("grad_req", "null")
-    one, net = nets
-    if hybridize:
-        net.hybridize()
-    step = on_one_device(one, LOSS)
-    pipe = gp.Pipeline(net, cpus(0, 1), 4, order="gpipe")
-    trainer = trainer_of(pipe.collect_params())
-    for x, y in BATCHES:
-        step(x, y)
-        pipe.step(LOSS, trainer, x, y)
-    assert_equal(net, one)
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "lars", "adam", "nadam"])
 @pytest.mark.parametrize("replicas", ROWS)
-def test_counts_and_learning_rates_of_a_stage_that_was_frozen_are_those_of_one_device(replicas, optimizer):
+@pytest.mark.parametrize(
+    ("optimizer", "frozen", "steps"),
+    [*(("sgd", frozen, range(4)) for frozen in ([3], [0, 2], [1, 2])),
+     *((optimizer, [0, 1], [1]) for optimizer in ("sgd", "lars", "adam", "nadam"))],
+)  # fmt: skip
+def test_layers_that_are_frozen_for_some_steps_or_all_stay_and_the_others_learn_as_on_one_device(
+    replicas, optimizer, frozen, steps
+):
     def trainer_with_schedule(parameters):
         schedule = mx.lr_scheduler.FactorScheduler(1, 0.5, base_lr=0.1)
         options = {"momentum": 0.9} if optimizer in ("sgd", "lars") else {}
         return gluon.Trainer(parameters, optimizer, {"learning_rate": 0.1, "lr_scheduler": schedule, **options})
 
     one, net = layers(), layers()
+    net.hybridize(active=len(frozen) > 1)
     step = gp.DataParallel(one, LOSS, trainer_with_schedule(one.collect_params()))
     pipe = gp.Pipeline(net, replicas, 2)
     trainer = trainer_with_schedule(pipe.collect_params())
     for number, (x, y) in enumerate(BATCHES):
-        for half in (one, net):
-            for layer in half[:2]:
-                layer.collect_params().setattr("grad_req", "null" if number == 1 else "write")
+        for layer in (half[place] for half in (one, net) for place in frozen):
+            layer.collect_params().setattr("grad_req", "null" if number in steps else "write")
         step(x, y)
         pipe.step(LOSS, trainer, x, y)
     assert_equal(net, one, rtol=1e-6 if optimizer == "lars" else 1e-7)  # its norms are float32

@@ -302,7 +302,3 @@ def test_an_imported_net_has_nothing_to_do_with_the_one_it_was_exported_from(rng
     for number, y in enumerate(ys):  # by the statistics of each device, while the other net lives
         wanted = joint(plain, on(devices[:1], x[number : number + 1]), on(devices[:1], heads[number : number + 1]))
         close(y.asnumpy(), wanted[0].asnumpy(), 1e-4)
-    loss, trainer = gluon.loss.L2Loss(), gluon.Trainer(imported.collect_params(), "sgd", {"learning_rate": 0.1})
-    batch = mx.nd.array(np.concatenate(x)), mx.nd.array(np.concatenate(heads))
-    with pytest.warns(gp.errors.StatisticsPerDevice, match="and 1 more layers are BatchNorm"):
-        gp.DataParallel(imported, loss, trainer, devices)(*batch)
