@@ -191,13 +191,13 @@ def test_small_blocks_have_the_gradients_of_what_they_pass_on_or_stop(rng, calls
 
     block = gluon.nn.HybridLambda(forward)
     block.dense = layer
-    block.initialize(mx.init.One())
-    x, z, weight = nd.array(rng.normal(size=(4, 3))), nd.ones((4, 3)), layer.weight
+    block.initialize(mx.init.Normal(1))
+    x, z = nd.array(rng.normal(size=(4, 3))), nd.ones((4, 3))
     for array in (x, z):
         array.attach_grad()
-    found = []
+    gradients, found = [x.grad, z.grad, layer.weight.grad()][: 2 + dense], []
     for marked in (False, True):
-        for gradient in (x.grad, z.grad, weight.grad()):
+        for gradient in gradients:
             gradient[:] = 7
         if marked:
             gp.nn.recompute(block)
@@ -205,7 +205,7 @@ def test_small_blocks_have_the_gradients_of_what_they_pass_on_or_stop(rng, calls
             y, passed = block(x, z)
             loss = (x * y).sum() + (2 * passed).sum()
         loss.backward()
-        found.append([gradient.asnumpy() for gradient in (x.grad, z.grad, weight.grad())[: 2 + dense]])
+        found.append([gradient.asnumpy() for gradient in gradients])
     for one, other in zip(*found):
         np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)  # float32
     assert len(calls) == 1
@@ -224,48 +224,21 @@ def test_zeros_come_back_where_the_gradient_of_the_output_is_stopped(rng, calls)
     assert (block.weight.grad().asnumpy() == 0).all() and calls
 
 
-class Counts(mx.operator.CustomOp):
-    """Counts forward passes in a running statistic, as batch norm on GPUs changes its own."""
+def test_running_statistics_that_a_forward_pass_changes_move_once(monkeypatch):
+    def call(graph, arguments, states, call=MODULE._Graph.call):  # as batch norm on GPUs
+        for state in states:
+            state += 1
+        return call(graph, arguments, states)
 
-    def forward(self, is_train, req, in_data, out_data, aux):
-        out_data[0][:] = in_data[0]
-        aux[0][:] += 1
-
-    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
-        in_grad[0][:] = out_grad[0]
-
-
-@mx.operator.register("counts_forward_passes")
-class CountsProp(mx.operator.CustomOpProp):
-    def list_auxiliary_states(self):
-        return ["running_mean"]
-
-    def infer_shape(self, in_shape):
-        return in_shape, in_shape, [(1,)]
-
-    def create_operator(self, *_):
-        return Counts()
-
-
-class Counted(gluon.HybridBlock):
-    def __init__(self):
-        super().__init__()
-        self.running_mean = self.params.get("running_mean", shape=(1,), init="zeros", grad_req="null")
-
-    def hybrid_forward(self, F, x, running_mean):
-        return F.Custom(x, running_mean, op_type="counts_forward_passes")
-
-
-def test_running_statistics_that_a_forward_pass_changes_move_once():
-    block, x = gp.nn.recompute(Counted()), nd.ones(3)
+    monkeypatch.setattr(MODULE._Graph, "call", call)
+    block, x = gp.nn.recompute(gluon.nn.BatchNorm(in_channels=3, use_global_stats=True)), nd.ones((2, 3))
     block.initialize()
-    x.attach_grad()
     for number in (1, 2):
         with autograd.record():
             y = block(x)
         y.backward()
         mx.nd.waitall()
-        assert (x.grad.asnumpy() == 1).all() and block.running_mean.data().asscalar() == number
+        assert (block.running_mean.data().asnumpy() == number).all()
 
 
 def test_what_cannot_be_recomputed_is_refused():
