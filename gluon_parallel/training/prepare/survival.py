@@ -20,8 +20,7 @@ from ...kvstore.base import Store
 from ...kvstore.contract import contract
 from ...kvstore.exchange import gather
 from ...kvstore.objects import gather_objects
-from ...nn.sync_batch_norm.participants import groups_of
-from ...nn.sync_batch_norm.start import drain
+from ...nn.sync_batch_norm.participants import drain, groups_of
 from ...nn.sync_batch_norm.sync_group import all_groups
 from ..checkpoint import restore, state
 from ..checkpoint.state import store_of
