@@ -250,8 +250,12 @@ def test_a_section_that_waits_in_this_process_ends_the_doctor_at_its_limit_with_
     command.main(argparse.Namespace(hosts=None, rsh="ssh", timeout=0.01, json=False))
     _, summary, advice, _, finding, *_ = capsys.readouterr().out.splitlines()
     assert summary == "Training does NOT work here; failed: Temporary files"
-    assert advice.startswith("Begin with Temporary files: export TMPDIR=")
-    assert finding.startswith("[failed]  Temporary files: No answer within 0.01 s, most likely from a file system")
+    assert advice.startswith(
+        "Begin with Temporary files: gluon-parallel doctor --timeout 220; if that ends here too, exp"
+    )
+    assert finding.startswith(
+        "[failed]  Temporary files: No answer within 0.01 s: the machine is slow, or a file system hangs"
+    )
 
 
 def test_each_probe_may_take_half_of_the_time_that_is_left(monkeypatch):

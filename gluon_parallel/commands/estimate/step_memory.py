@@ -15,7 +15,7 @@ from ...errors import ConfigError
 from ...kvstore.mpi.shared_memory.parts import ROW
 from ...kvstore.mpi.shared_memory.rows import DTYPES, PARTS, TWICE
 from ...native.records import C
-from .backward import backward_of
+from .net import backward_of
 
 _ROW_NUMBER = 8  # bytes of an int64
 
