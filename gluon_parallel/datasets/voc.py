@@ -30,7 +30,7 @@ from .indexed import (
     read_mask,
     reading,
     those_there,
-)
+)  # fmt: skip
 
 CLASSES = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog",

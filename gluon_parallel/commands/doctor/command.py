@@ -48,9 +48,7 @@ def main(options: Any) -> int:
 
     def end() -> None:
         """End this process where it waits itself: only processes that it has started have a limit of their own."""
-        said = (
-            f"No answer within {options.timeout:g} s: a file system, such as TMPDIR's, hangs, or the machine is slow."
-        )
+        said = f"No answer within {options.timeout:g} s: the machine is slow, or a file system (that of TMPDIR?) hangs."
         sections[-1].fail(said, f"{MORE_TIME}; if that ends here too, export TMPDIR=/dev/shm, and see /proc/mounts")
         tell(False)
         os._exit(1)

@@ -46,11 +46,7 @@ class Input(NamedTuple):
 
 
 def load(name):
-    """What the named function returns: (net, [Input, ...] or None).
-
-    Raises:
-        ConfigError: there is no such function, or it returns something else.
-    """
+    """What the named function returns: (net, [Input, ...] or None)."""
     made = call(name)
     net, shapes = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(net, mx.gluon.Block):
@@ -84,11 +80,7 @@ class Node(NamedTuple):
 
 
 def trace(net, inputs, batch):
-    """The operators of `net` for `batch` samples, a list of :class:`Node` in the order of the forward pass.
-
-    Raises:
-        ConfigError: the net cannot be traced, or cannot take such inputs.
-    """
+    """The operators of `net` for `batch` samples, a list of :class:`Node` in the order of the forward pass."""
     if not isinstance(net, mx.gluon.HybridBlock):
         raise ConfigError(
             f"the net, a {type(net).__name__}, cannot be traced; expected a HybridBlock, such as nn.HybridSequential"
