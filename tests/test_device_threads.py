@@ -16,7 +16,7 @@ import pytest
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.datasets.image_files import _Reading
+from gluon_parallel.datasets.indexed import _Reading
 from gluon_parallel.device_threads import hand_written_loops, seeds
 from gluon_parallel.device_threads.thread import thread_of
 from gluon_parallel.nn import executor
