@@ -14,6 +14,9 @@ from .handshake import signature
 class Store(Contract, mx.kvstore.KVStoreBase):
     """A store that sums gradients; the update runs on the devices.
 
+    One over another transport connects the processes, sets `rank` and `num_workers` and calls ``_open()`` in its
+    constructor, and has ``_broadcast`` and ``_sum``; where it can do more, the attributes of :class:`.Contract` say so.
+
     MXNet's ``init``, ``push`` and ``pull`` are there for programs that are written with them. The store keeps an array
     per key for them; ``pushpull`` needs none.
     """
@@ -22,7 +25,6 @@ class Store(Contract, mx.kvstore.KVStoreBase):
     rank: int = 0  # this process's number
     num_workers: int = 1  # how many processes take part
     sums_together: bool = False  # whether small arrays of a list of keys travel together
-    sums_rows: bool = False  # whether row_sparse arrays are summed
 
     @staticmethod
     def is_capable(capability: str) -> bool:

@@ -15,8 +15,8 @@ import numpy as np
 from ..compat import mx
 from ..errors import BarrierTimeout, ExchangeError
 from . import flight_recorder
-from .environment import LIMIT, arrives, default_timeout
-from .handshake import SAME_MODEL, described, differ, leave_without_waiting, spelled, words_of
+from .environment import LIMIT, arrives, default_timeout, refuse_if_alone
+from .handshake import SAME_MODEL, SAME_VERSIONS, described, differ, leave_without_waiting, spelled, version, words_of
 from .reserved_keys import FIRST_EXCHANGE, HANDSHAKE_DIGEST, HANDSHAKE_WORDS
 
 Keys = Sequence[Hashable]
@@ -34,17 +34,37 @@ class Contract:
         has_groups: whether :meth:`part` makes stores of a part of the processes.
         reduces: whether :meth:`reduce` combines statistics of processes on their way.
         gathers_parts: whether there are :meth:`sum_parts` and :meth:`gather_parts`.
+        compresses: whether ``pushpull`` sums compressed gradients.
+        sums_rows: whether it sums row_sparse arrays.
+        takes_hooks: whether it has what communication hooks need: ``allgather``, and a sum under any new key.
         survival: of the training that goes on after a loss, see :mod:`.collective`; None: there is none.
     """
 
     type: Any
     rank: Any
     num_workers: Any
-    has_groups = reduces = gathers_parts = False
+    has_groups = reduces = gathers_parts = compresses = sums_rows = takes_hooks = False
     survival: Any = None
     broadcast: Callable[..., None]
     pushpull: Callable[..., None]
     _number: Any = 0  # of the store, for the flight recorder
+    _sums = True  # whether the sums of all processes come back
+
+    def _open(self, library: str, number: int = 0) -> None:
+        """Begin as process `rank` of `num_workers`, which are set: record exchanges, compare versions; collective.
+
+        Args:
+            library: what connects the processes, for the error where it sees this one alone.
+            number: of the store, among those of this process whose keys would be taken for each other's.
+        """
+        refuse_if_alone(self.type, self.num_workers, library)
+        flight_recorder.start(self.rank, self.num_workers)
+        self._number, self._exchanges = number, flight_recorder.StoreRecords(number)
+        self.agree([version()], SAME_VERSIONS)
+        if self._sums and self.num_workers > 1:
+            flight_recorder.move_to_shared_memory(
+                lambda text: [spelled(row) for row in self.gather(HANDSHAKE_WORDS, words_of(text))]
+            )
 
     @functools.cached_property
     def ranks(self) -> Sequence[int]:
@@ -198,15 +218,6 @@ class Contract:
         """Start to replace a float32 `array` on the CPU by its sum over the processes; nothing is compared."""
         self.pushpull(key, array, out=array)
 
-    def _move_recorder(self) -> None:
-        """Let the processes of a host read each other's flight recorders, if the store has not done so."""
-
-        def gather(text: str) -> list[str]:
-            return [spelled(row) for row in self.gather(HANDSHAKE_WORDS, words_of(text))]
-
-        if self.num_workers > 1:
-            flight_recorder.move_to_shared_memory(gather)
-
     def shared_gather(self, key: Hashable, vector: np.ndarray) -> Any:
         """Where :meth:`gather` goes through shared memory, for the C library; None if it does not."""
 
@@ -285,7 +296,9 @@ class Plan:
 
 
 class _Foreign(Contract):
-    """A store of another program, or of MXNet; or None, which is this process alone."""
+    """A store of another program, or of MXNet; or None, or a name, which is this process alone."""
+
+    compresses = True  # or says that it does not
 
     def __init__(self, store: Any) -> None:
         self.store = store
@@ -293,6 +306,8 @@ class _Foreign(Contract):
         self.rank, self.num_workers = getattr(store, "rank", 0), getattr(store, "num_workers", 1)
         if store is not None and not isinstance(store, str):
             self.broadcast, self.pushpull = store.broadcast, store.pushpull
+        self.takes_hooks = self.num_workers == 1  # nothing is exchanged then
+        self.sums_rows = store is None or isinstance(store, (str, mx.kv.KVStore))
 
     def describe(self, key: Hashable, text: str) -> None:
         """Nothing: what it exchanges is not recorded."""

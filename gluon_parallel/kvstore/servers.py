@@ -15,7 +15,7 @@ from . import flight_recorder
 from .base import pairs
 from .contract import Contract
 from .environment import LIMIT, arrives, default_timeout
-from .handshake import SAME_VERSIONS, differ, leave_without_waiting, signature, spelled, version, words_of
+from .handshake import differ, leave_without_waiting, signature, spelled, words_of
 from .reserved_keys import FIRST_COUNT, FIRST_RESERVED
 
 _living: weakref.WeakValueDictionary = weakref.WeakValueDictionary()  # the one store of this process, by its name
@@ -80,16 +80,12 @@ class Servers(Contract, mx.kvstore.KVStore):
         store._num_compared = 0
         store._sums = "async" not in store.type
         store._compressed = False
-        flight_recorder.start(store.rank, store.num_workers)
-        store._exchanges = flight_recorder.StoreRecords()
-        store.agree([version()], SAME_VERSIONS)
-        if store._sums:  # asynchronous workers are not at the same exchange, and a store without sums gathers nothing
-            store._move_recorder()
+        store._open("MXNet")
         return store
 
     def init(self, key: Any, value: Any) -> None:
         """As MXNet's; every process must send arrays alike, and under each key once."""
-        self._open(key, value)
+        self._open_keys(key, value)
         with self._recorded("b", key, value) as numbers:
             super().init(numbers, value)
 
@@ -101,7 +97,7 @@ class Servers(Contract, mx.kvstore.KVStore):
         Raises:
             WorkerLost: the values did not come within ``GLUON_PARALLEL_TIMEOUT``.
         """
-        self._open(key, value)
+        self._open_keys(key, value)
         with self._recorded("b", key, value, out) as numbers:
             super().broadcast(numbers, value, out, priority)
         limit = default_timeout()
@@ -199,15 +195,12 @@ class Servers(Contract, mx.kvstore.KVStore):
     def _recorded(self, kind: str, key: Any, values: Any, outs: Any = None) -> Iterator[Any]:
         """Record what is queued in this block, per key: it reads `values`, writes `outs`. Yields the keys' numbers."""
         numbers = self._names.numbers(key)  # first: nothing is recorded under a name that is not open
-        both = zip(pairs(key, values), pairs(key, values if outs is None else outs))
-        begun = [self._exchanges.begin(kind, one, as_tuple(read), as_tuple(out)) for (one, read), (_, out) in both]
-        try:
+        with contextlib.ExitStack() as stack:
+            for (one, read), (_, out) in zip(pairs(key, values), pairs(key, values if outs is None else outs)):
+                stack.enter_context(self._exchanges.recorded(kind, one, as_tuple(read), as_tuple(out)))
             yield numbers
-        finally:
-            for exchange in begun:
-                exchange.end()
 
-    def _open(self, key: Any, value: Any) -> None:
+    def _open_keys(self, key: Any, value: Any) -> None:
         keys, values = (key, value) if isinstance(key, (list, tuple)) else ([key], [value])
         self._names.open(keys)
         for one in keys:
