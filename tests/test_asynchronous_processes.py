@@ -8,7 +8,7 @@ import pytest
 from processes import run_servers
 
 import mxnet as mx
-from gluon_parallel.asynchronous import Averaging, Served, check_store, served
+from gluon_parallel.asynchronous import Averaging, Served, check_store, processes
 from gluon_parallel.errors import AsynchronousUnsupported, BatchMismatch
 from mxnet.gluon import nn
 
@@ -98,8 +98,8 @@ def test_the_clock_counts_the_steps_between_a_pull_and_a_push_of_each_worker():
         worker, age = rng.randint(3), min(step, rng.randint(300))
         message = np.zeros_like(state)
         message[:2] = worker, step - age
-        state = served.tick(state, message)
-        age = min(age, served.MOST)
+        state = processes.tick(state, message)
+        age = min(age, processes.MOST)
         wanted[worker][age] = wanted[worker].get(age, 0) + 1
     assert state[0] == 400
     for worker, histogram in enumerate(wanted):
@@ -113,14 +113,14 @@ def test_counting_leaves_the_weights_to_the_optimizer_that_it_carries(rng):
         ticks = mx.nd.zeros(1 + 256)
         for _ in range(5):
             update(0, mx.nd.array([0.5, -1.0, 2.0, 0.25]), weight)
-            if isinstance(optimizer, served.Counting):
-                update(served.CLOCK, mx.nd.zeros(257), ticks)
+            if isinstance(optimizer, processes.Counting):
+                update(processes.CLOCK, mx.nd.zeros(257), ticks)
         return weight.asnumpy(), ticks.asnumpy()
 
     def adam():
         return mx.optimizer.Adam(learning_rate=0.1)
 
-    plain, (counted, ticks) = train(adam())[0], train(served.Counting(adam()))
+    plain, (counted, ticks) = train(adam())[0], train(processes.Counting(adam()))
     np.testing.assert_array_equal(counted, plain)
     assert ticks[:6].tolist() == [5, 1, 1, 1, 1, 1]  # five steps from the weights before all of them
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gluon_parallel.asynchronous import create_store, parse_mode, rules, simulate, simulator, steady, uneven
-from gluon_parallel.asynchronous.worker_threads import WorkerThreads
+from gluon_parallel.asynchronous.training import WorkerThreads
 from gluon_parallel.errors import WorkerTimeout
 
 pytestmark = pytest.mark.arithmetic
