@@ -11,7 +11,7 @@ from ..compat.array_types import to_device
 from ..engine import make_plain, push, view
 from ..errors import ReplicasDiffer
 from ..kvstore import as_store, together
-from ..kvstore.exchange import gather
+from ..kvstore.collective import gather
 from ..nn.sync_batch_norm.participants import STATISTICS
 
 DIGEST_BITS = 32

@@ -80,9 +80,7 @@ class Contract:
         """What sums these arrays step after step: its ``push()`` starts all sums.
 
         Args:
-            keys: numbers or names; all processes name the same ones.
-            values: for each key an NDArray, or one NDArray per device; row_sparse ones too if the store sums them.
-            outs: what becomes the sums, as in ``pushpull``; by default `values`.
+            keys, values, outs: as of ``pushpull``; row_sparse arrays too if the store sums them.
             priorities: for each key; by default 0, -1, -2 and so on, as MXNet's Trainer has them.
 
         Raises:
@@ -119,8 +117,7 @@ class Contract:
     def agree(self, says: Sequence[str], advice: str) -> None:
         """Go on only if all processes say the same sentences; all call this equally often and in the same order.
 
-        Each process sends 64 bits of a digest of its sentences. Only if they differ, sentences themselves travel, so
-        that all can say which ones differ.
+        Each process sends 64 bits of a digest of its sentences. Only if they differ, the sentences themselves travel.
 
         Args:
             says: what this process does, each beginning with a verb, such as "run MXNet 1.9.1".
@@ -185,11 +182,8 @@ class Contract:
         rows = self._gathered(key, vector, limit)
         if rows is None:
             waited = f"process {self.rank} of {self.num_workers} waited {limit:g} s for the others"
-            advice = flight_recorder.advice(
-                "Every process must run the same layers in the same order for the same number of steps; look for an "
-                "error in another process"
-            )
-            raise flight_recorder.gave_up(waited, advice, BarrierTimeout)
+            advice = "Every process must run the same layers equally often, in one order; look for an error in another"
+            raise flight_recorder.gave_up(waited, flight_recorder.advice(advice), BarrierTimeout)
         return rows
 
     def _gathered(self, key: Hashable, vector: np.ndarray, limit: float) -> np.ndarray | None:
@@ -208,9 +202,8 @@ class Contract:
         pieces = array.asnumpy()
         if not ((pieces >= 0) & (pieces < 1 << 16) & (pieces == np.floor(pieces))).all():
             raise ExchangeError(
-                f"the KVStore {self.type!r} returned something else than the sum of what the processes sent. A store "
-                "that runs the optimizer cannot carry moments: build the trainer with update_on_kvstore=False, or give "
-                "the layer a store of its own."
+                f"the KVStore {self.type!r} did not return the sum of what the processes sent, as one that runs the "
+                "optimizer: make the trainer with update_on_kvstore=False, or give the layer a store of its own"
             )
         return pieces.astype(np.uint16).view(vector.dtype)
 
@@ -222,13 +215,7 @@ class Contract:
         """Where :meth:`gather` goes through shared memory, for the C library; None if it does not."""
 
     def reduce(self, key: Hashable, message: np.ndarray, direction: int) -> np.ndarray:
-        """The messages of all processes combined, of a store that `reduces`: see :func:`.combine`, with headers.
-
-        Args:
-            key: a number or a name, used for nothing else.
-            message: (n,) float64, with a header.
-            direction: 0 for moments, 1 for sums.
-        """
+        """The messages of all processes, (n,) float64, combined by :func:`.combine`, of a store that `reduces`."""
         raise NotImplementedError
 
     def sum_parts(self, keys: Keys, arrays: Arrays, bounds: Bounds, whole: bool = False) -> None:
@@ -238,8 +225,7 @@ class Contract:
         up in the order of ``pushpull``.
 
         Args:
-            keys: those of the trainer's parameters. All processes name the same ones in the same order; arrays that
-                are ready earlier come earlier.
+            keys: of parameters, the same in the same order on all processes; what is ready earlier comes earlier.
             arrays: for each key, one NDArray per device, all of which get the sums.
             bounds: as of :meth:`gather_parts`.
             whole: every process gets the whole sums.
@@ -265,11 +251,7 @@ class Contract:
 class Plan:
     """Sums of the same arrays, step after step; made by :meth:`Contract.plan`.
 
-    It serves these arrays and this store, also after a loss or a change of compression. Where another array takes the
-    place of one of them, or the trainer another store, make another plan.
-
-    Attributes:
-        store: the KVStore.
+    It serves these arrays and its `store`, a KVStore, also after a loss or a change of compression.
     """
 
     def __init__(

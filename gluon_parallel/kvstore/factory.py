@@ -83,12 +83,7 @@ def known_name(name: str) -> str:
 
 
 def as_store(store: Any, where: str) -> Any:
-    """`store`, which must be a KVStore; TypeError: it is a name or something else, handed to the function `where`.
-
-    Example:
-        >>> as_store(create("local"), "gather").type
-        'local'
-    """
+    """`store`, which must be a KVStore; TypeError: it is a name or something else, handed to the function `where`."""
     if all(hasattr(store, name) for name in ("pushpull", "broadcast", "rank", "num_workers")):
         return store
     hint = (

@@ -27,12 +27,6 @@ class Names:
     The checks and statistics of this package travel under whole numbers, so the store is given only those. MXNet
     numbers names from 0 in the order in which they are opened, and an optimizer on the servers knows them by these
     numbers; so do we.
-
-    Example:
-        >>> names = Names("dist_sync")
-        >>> names.open(["weight", "bias"])
-        >>> names.numbers("bias"), names.numbers(["weight", "bias"]), names.numbers(1 << 20)
-        (1, [0, 1], 1048576)
     """
 
     def __init__(self, store: str) -> None:
@@ -104,12 +98,11 @@ class Servers(Contract, mx.kvstore.KVStore):
         for one, arrays in pairs(key, out):
             if not all(arrives(array, limit) for array in as_tuple(arrays)):
                 leave_without_waiting()
-                words_of_key = flight_recorder.RECORDER.words_of_key
-                problem = (
-                    f"store {self.type!r}, {words_of_key(one)}: its first values did not come from the servers within "
-                    f"{limit:g} s; look for an error in another process or on a server. A longer limit: {LIMIT}=seconds"
+                raise flight_recorder.gave_up(
+                    f"store {self.type!r}, {flight_recorder.RECORDER.words_of_key(one)}: its first values did not come "
+                    f"from the servers within {limit:g} s; look for an error in another process or on a server. "
+                    f"A longer limit: {LIMIT}=seconds"
                 )
-                raise flight_recorder.gave_up(problem)
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """As MXNet's."""
@@ -129,9 +122,7 @@ class Servers(Contract, mx.kvstore.KVStore):
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Every array in `out` becomes the sum of all processes' `value` arrays.
 
-        Raises:
-            ArrayMismatch: `value` is not like what the key was opened with; MXNet would end this process.
-            ValueError: gradients are compressed.
+        ArrayMismatch: `value` is not like what the key was opened with; MXNet would end this process.
         """
         if self._compressed:
             raise ValueError(

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...kvstore.collective import gather, gather_objects
 from ...kvstore.contract import is_distributed
-from ...kvstore.exchange import gather
-from ...kvstore.objects import gather_objects
 from ...nn.sync_batch_norm.measured import Pass
 
 STEP = "step"
