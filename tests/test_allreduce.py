@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel import engine
-from gluon_parallel.allreduce import allreduce_each, by_mxnet, copy_sums
+from gluon_parallel.allreduce import allreduce_each, copy_sums
 from gluon_parallel.compat.array_types import BFLOAT16
 from mxnet import autograd, nd
 
@@ -239,7 +239,7 @@ def by_mxnet_alone(request, monkeypatch):
     """Sums of CPU devices by MXNet's store, as of GPUs, or by its operators, as of what that store does not take."""
     monkeypatch.setattr(copy_sums, "_is_memory", lambda arrays: False)
     if request.param == "store":
-        monkeypatch.setattr(by_mxnet, "_are_of_gpus", lambda arrays: len({array.ctx for array in arrays}) > 1)
+        monkeypatch.setattr(copy_sums, "_are_of_gpus", lambda arrays: len({array.ctx for array in arrays}) > 1)
 
 
 @pytest.mark.parametrize("num_devices", [2, 5])
