@@ -281,7 +281,7 @@ def _check_sums(trainer: Any, loop: _Loop, plan: StepPlan) -> None:
             idle = [device for device, mark in zip(parameter.list_ctx(), marks) if not mark]
             raise GradientUnavailable(
                 f"{parameter.name} has no fresh gradient on {idle}, only on the other devices, and nothing has summed "
-                "its gradients; before, call trainer.allreduce_grads(), or without a store gp.allreduce(its list_grad())"
+                "its gradients; first call trainer.allreduce_grads(), or, without a store, gp.allreduce of them"
             )
 
 
