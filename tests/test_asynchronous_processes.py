@@ -64,7 +64,9 @@ ASYNC = """
 """
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["legacy arrays", "NumPy mode"])
+@pytest.fixture(
+    scope="module", params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["legacy arrays", "NumPy mode"]
+)
 def trained(request, tmp_path_factory):
     script = tmp_path_factory.mktemp("served") / "program.py"
     script.write_text(textwrap.dedent(ASYNC.replace("NUMPY_MODE", str(request.param))))
@@ -74,14 +76,11 @@ def trained(request, tmp_path_factory):
     return sorted(found, key=lambda process: process["rank"])
 
 
-def test_async_learns_on_mxnets_server_and_all_processes_pull_the_same_weights(trained):
+def test_async_learns_on_mxnets_server_which_counts_how_stale_every_update_of_every_process_was(trained):
     for process, steps in zip(trained, (80, 40)):
         assert process["done"] == [5 * steps, steps, [steps]]
         np.testing.assert_allclose(process["weights"], [1.0, -2.0, 3.0, 0.5, 0.25], atol=0.05)
-    assert trained[0]["weights"] == trained[1]["weights"]
-
-
-def test_the_server_counts_how_stale_every_update_of_every_process_was(trained):
+    assert trained[0]["weights"] == trained[1]["weights"]  # all pull the same
     assert trained[0]["staleness"] == trained[1]["staleness"]
     quick, slow = (dict(histogram) for histogram in trained[0]["staleness"])
     assert (sum(quick.values()), sum(slow.values())) == (80, 40)
@@ -206,12 +205,13 @@ def test_what_is_not_available_across_processes_is_refused_with_the_reason(mode,
 def test_averaging_and_serving_refuse_the_wrong_store_layers_that_meet_and_losses_of_one_value():
     net, layer = nn.Dense(2, in_units=3), mx.gluon.contrib.nn.SyncBatchNorm(num_devices=2)
     net.initialize()
-    with pytest.raises(AsynchronousUnsupported, match="needs a store that sums"):
-        Averaging(net, Store("dist_async"))
-    with pytest.raises(AsynchronousUnsupported, match="needs the store dist_async"):
-        Served(net, lambda y: y, [mx.cpu()], mx.kv.create("local"))
-    with pytest.raises(AsynchronousUnsupported, match="SyncBatchNorm"):
-        Served(layer, lambda y: y, [mx.cpu()], Store("dist_async"))
+    for make, message in (
+        (lambda: Averaging(net, Store("dist_async")), "needs a store that sums"),
+        (lambda: Served(net, abs, [mx.cpu()], mx.kv.create("local")), "needs the store dist_async"),
+        (lambda: Served(layer, abs, [mx.cpu()], Store("dist_async")), "SyncBatchNorm"),
+    ):
+        with pytest.raises(AsynchronousUnsupported, match=message):
+            make()
     served = Served(net, lambda output, label: (output - label).sum(), [mx.cpu()], Server())
     with pytest.raises(BatchMismatch, match='reduction="mean" or reduction="sum"'):
         served.train([(np.ones((4, 3), "float32"), np.ones((4, 2), "float32"))])
