@@ -145,12 +145,8 @@ def test_what_is_no_list_of_devices_is_refused_with_what_to_write(devices, writt
 # ---------------------------------------------------------------------- pinned memory, which copies to GPUs start from
 
 
-def test_only_copies_to_gpus_start_from_pinned_memory():
-    assert engine.pinned_memory(mx.gpu(1)) == mx.cpu_pinned(0)
-    assert engine.pinned_memory(mx.cpu(1)) is None
-
-
-def test_batches_through_pinned_memory_arrive_as_they_were_when_they_were_split(monkeypatch):
+def test_batches_through_pinned_memory_as_on_gpus_arrive_as_they_were_when_they_were_split(monkeypatch):
+    assert (engine.pinned_memory(mx.gpu(1)), engine.pinned_memory(mx.cpu(1))) == (mx.cpu_pinned(0), None)
     monkeypatch.setattr(split, "pinned_memory", lambda device: mx.cpu_pinned(0))
     devices, random = [mx.cpu(11), mx.cpu(12)], np.random.RandomState(0)
     for dtype in ("float32", "float64", "float16", "uint8", "int64"):
