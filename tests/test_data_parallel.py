@@ -234,7 +234,7 @@ def test_sparse_parameters_that_cannot_be_trained_are_refused_by_name():
     net.initialize(ctx=cpus(2))
 
     class Other(mx.kv.KVStoreBase):
-        type = "other"
+        type, rank, num_workers = "other", 0, 1
 
     for store in ("horovod", Other(), "dist_sync"):
         trainer = gluon.Trainer(net.collect_params(), "sgd", kvstore=store)

@@ -17,8 +17,8 @@ from ..engine import Call, check, make_plain, push, view
 from ..errors import NotFinite, ReplicasDiffer, SeparateTraining, warn
 from ..kvstore import as_store, together
 from ..kvstore.background_sum import BackgroundSum
+from ..kvstore.collective import gather
 from ..kvstore.contract import is_distributed
-from ..kvstore.exchange import gather
 from ..kvstore.reserved_keys import WEIGHTS_DIGEST
 from ..native import address
 from ..native.records import C, address_of

@@ -14,9 +14,8 @@ import numpy as np
 
 from ...compat import mx
 from ...errors import DeviceUnavailable
+from ...kvstore.collective import gather, gather_objects
 from ...kvstore.contract import is_distributed
-from ...kvstore.exchange import gather
-from ...kvstore.objects import gather_objects
 from ...nn.sync_batch_norm.measured import Pass
 
 STEP = "step"

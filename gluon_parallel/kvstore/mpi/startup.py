@@ -16,7 +16,7 @@ import numpy as np
 
 from ...compat import environment
 from ...errors import StoreUnavailable, WorkerLost
-from .. import flight_recorder, heartbeat
+from .. import flight_recorder
 from ..environment import LIMIT, MIN_PROCESSES, default_timeout, refuse_if_alone
 from ..handshake import SAME_VERSIONS, differ, leave_without_waiting, spelled, version, words_of
 from . import ending
@@ -92,7 +92,6 @@ def _mpi(limit: float) -> Any:
     # MPI starts only when every process of the group does, and nothing in Python runs meanwhile: so a watchdog of
     # the interpreter, in C, ends the wait.
     watchdog = "MPI" not in vars(mpi4py) and sys.stderr is not None and hasattr(sys.stderr, "fileno")
-    heartbeat.send("arrived")
     try:
         if watchdog:
             faulthandler.dump_traceback_later(limit, exit=True)

@@ -49,7 +49,7 @@ class MPI(Store):
     """
 
     type = "mpi"
-    has_groups = reduces = sums_rows = gathers_parts = True
+    has_groups = reduces = gathers_parts = compresses = sums_rows = takes_hooks = True
 
     def __init__(self, progress: ProgressEngine | None = None, number: int | str | None = None) -> None:
         self._progress = progress_engine() if progress is None else progress

@@ -13,9 +13,9 @@ from ...compat import mx
 from ...device_threads.thread import thread_of
 from ...errors import BarrierBroken, BarrierTimeout, ExchangeError
 from ...kvstore.background_sum import PATIENCE
+from ...kvstore.collective import gather
 from ...kvstore.contract import contract, is_distributed
 from ...kvstore.environment import default_timeout
-from ...kvstore.exchange import gather
 from ..blocks import blocks_of
 from .layer import SyncBatchNorm
 from .participants import groups_of
