@@ -27,7 +27,7 @@ from gluon_parallel.kvstore.mpi.shared_memory.memory import SharedMemory
 from gluon_parallel.kvstore.mpi.shared_memory.rows import Rows
 from gluon_parallel.kvstore.mpi.shared_memory.sums import Pushes
 from gluon_parallel.kvstore.mpi.transport import MPI_LOCK
-from gluon_parallel.native.mutex import new_mutex
+from gluon_parallel.native import new_mutex
 from gluon_parallel.native.records import C, address_of
 from mxnet import nd
 

@@ -16,7 +16,7 @@ from ... import native
 from ...errors import BarrierBroken, BarrierTimeout
 from ...kvstore import flight_recorder
 from ...kvstore.flight_recorder import RECORDER
-from ...native.mutex import locked, new_mutex
+from ...native import locked, new_mutex
 from ...native.records import C, address_of
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ....native import function
-from ....native.mutex import locked, new_mutex, unlocked
+from ....native import function, locked, new_mutex, unlocked
 from ....native.records import C, address_of
 from .rows import LINE, Rows
 

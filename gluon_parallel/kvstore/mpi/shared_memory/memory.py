@@ -19,8 +19,7 @@ import numpy as np
 from ....engine.failures import memory_of, remember
 from ....engine.functions import one_error_at_a_time
 from ....errors import ArrayMismatch, ExchangeError, StoreUnavailable
-from ....native import function, provide
-from ....native.mutex import new_mutex
+from ....native import function, new_mutex, provide
 from ....native.records import C, address_of
 from ...flight_recorder import RECORDER
 from ...flight_recorder.ring import NUM_WORDS, host
