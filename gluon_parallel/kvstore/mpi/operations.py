@@ -102,22 +102,17 @@ class Operation:
         else:
             self.group.announce(self)
 
-    def prepare(self) -> None:
-        """Make MPI's persistent operations; all processes do so in one order."""
-        if self._persistent and not self._requests:
-            self._requests = [
-                getattr(self.group.comm, f"{what}_init")(*arguments) for what, arguments, _ in self._stages
-            ]
-
     def agreed(self) -> None:
-        """Start the stage that is due: all processes have come to this operation."""
-        self.prepare()
+        """Start the stage that is due: all processes have come to this operation, in one order."""
+        comm = self.group.comm
+        if self._persistent and not self._requests:
+            self._requests = [getattr(comm, f"{what}_init")(*arguments) for what, arguments, _ in self._stages]
         if self._requests:
             request = self._requests[self._stage]
             request.Start()
         else:
             what, arguments, _ = self._stages[self._stage]
-            request = getattr(self.group.comm, f"I{what.lower()}")(*arguments)
+            request = getattr(comm, f"I{what.lower()}")(*arguments)
         self._progress.started.append((request, self))
 
     def complete(self) -> None:

@@ -17,22 +17,19 @@ from ..contract import Arrays, Bounds, Keys
 from ..flight_recorder import RECORDER
 from ..handshake import signature as signature_of
 from ..reserved_keys import FIRST_COUNT
-from .compression import Half, TwoBits, compressor
 from .operations import Operation, broadcast, bytes_of
-from .parts import are_on_host, exchange_in_shared_memory
-from .plan import SumPlan
-from .python_sums import SMALL, CompressedSum, PlainSum, add_up, gather_rows, rows_of
-from .reduction import Reduction
+from .plan import SumPlan, are_on_host
+from .python_sums import HALVES, SMALL, CompressedSum, Half, PlainSum, TwoBits, add_up, compressor, gather_rows, rows_of
+from .shared_memory.parts import exchange_in_shared_memory
+from .shared_memory.rows import Reduction, SharedGather
+from .shared_memory.sums import KeySums
 from .startup import part_of, progress_engine
 
 if TYPE_CHECKING:
     from .progress_engine import ProgressEngine
-    from .shared_memory.gathers import SharedGather
     from .shared_memory.parts import SharedParts
-    from .shared_memory.sums import KeySums
 
 _numbers = itertools.count()
-_HALVES = {dtype: Half(dtype) for dtype in (np.dtype(np.float16), BFLOAT16)}  # arrays that travel as they are
 
 
 class MPI(Store):
@@ -100,7 +97,8 @@ class MPI(Store):
         if self._compresses(key, array) and not (self.sums_together and isinstance(self._compressor, Half)):
             return None
         codec = self._codec(key, array) if self.sums_together else None
-        return shared.sums(*self._names("s", key, array), array, codec=codec)
+        kind = functools.partial(KeySums, codec=codec)
+        return shared.rows_of(kind, *self._names("s", key, array), [array.size], array.dtype)
 
     def travels_with_others(self, key: Hashable, array: Any) -> bool:
         """Whether that key's arrays may travel together with others between hosts."""
@@ -232,7 +230,7 @@ class MPI(Store):
         shared = self._progress.shared
         if shared is None or shared.num_hosts > 1 or not shared.takes_vector(vector):
             return None
-        return shared.gathers(*self._names("g", key, vector), vector)
+        return shared.rows_of(SharedGather, *self._names("g", key, vector), vector.shape, vector.dtype)
 
     def reduce(self, key: Hashable, message: np.ndarray, direction: int) -> np.ndarray:
         name, signature = self._names("g", key, message)
@@ -328,7 +326,7 @@ class MPI(Store):
 
     def _codec(self, key: Hashable, array: Any) -> Half | TwoBits | None:
         """What encodes that key's arrays on their way, or None."""
-        codec = self._compressor if self._compresses(key, array) else _HALVES.get(np.dtype(array.dtype))
+        codec = self._compressor if self._compresses(key, array) else HALVES.get(np.dtype(array.dtype))
         # Small arrays cost latency, not bytes, and a host's sum may be too large for float16.
         is_small = isinstance(codec, Half) and 4 * array.size <= SMALL
         return None if is_small and self.sums_together else codec

@@ -26,14 +26,11 @@ from ...flight_recorder.ring import NUM_WORDS, host
 from ..agreement import ProcessGroup, key_of
 from ..progress_engine import OF_LEADERS
 from ..transport import made_within_limit
-from .gathers import SharedGather
-from .parts import SharedParts
 from .rows import DTYPES, LINE, TWICE
-from .sums import KeySums, SharedSum
 
 if TYPE_CHECKING:
-    from ..compression import Half, TwoBits
     from ..progress_engine import ProgressEngine
+    from .sums import KeySums, SharedSum
 
 _NAP = 0.02  # seconds in which vectors are gathered, as a rule; else the gathering is watched
 
@@ -103,27 +100,13 @@ class SharedMemory:
         """Whether the C library sums NDArrays like this one."""
         return array.dtype in DTYPES and array.size > 0
 
-    def sums(self, name: bytes, signature: bytes, *arrays: Any, codec: Half | TwoBits | None = None) -> KeySums:
-        """What sums arrays like these, of one device, at a key of the progress engine; `codec`: as of a KeySums."""
-        kind = functools.partial(KeySums, codec=codec)
-        return self._rows_of(kind, name, signature, [array.size for array in arrays], arrays[0].dtype)
-
-    def parts(self, name: bytes, dtype: Any) -> SharedParts:
-        """What sums and gathers values with owners, of arrays of that dtype."""
-        return self._rows_of(SharedParts, name, b"", None, dtype)
-
     @staticmethod
     def takes_vector(vector: np.ndarray) -> bool:
         """Whether a host's vectors like this one are gathered here: long ones are not."""
         return 0 < vector.nbytes <= TWICE
 
-    def gathers(
-        self, name: bytes, signature: bytes, vector: np.ndarray, kind: type[SharedGather] = SharedGather
-    ) -> SharedGather:
-        """What gathers vectors like this one over the processes of this host."""
-        return self._rows_of(kind, name, signature, vector.shape, vector.dtype)
-
-    def _rows_of(self, kind: Callable[..., Any], name: bytes, signature: bytes, shape: Any, dtype: Any) -> Any:
+    def rows_of(self, kind: Callable[..., Any], name: bytes, signature: bytes, shape: Any, dtype: Any) -> Any:
+        """The :class:`.Rows` of that kind at a key of the progress engine; made at the first call."""
         with self._lock:
             if (name, signature) not in self._rows:
                 self._rows[name, signature] = kind(self, name, signature, shape, np.dtype(dtype))

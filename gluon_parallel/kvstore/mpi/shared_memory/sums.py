@@ -21,7 +21,7 @@ from ..python_sums import CompressedSum
 from .rows import DTYPES, Rows
 
 if TYPE_CHECKING:
-    from ..compression import Half, TwoBits
+    from ..python_sums import Half, TwoBits
 
 MANY = 6  # processes of which each sums a part of a long row; fewer sum it whole, and wait once
 
@@ -29,7 +29,7 @@ MANY = 6  # processes of which each sums a part of a long row; fewer sum it whol
 class KeySums(Rows):
     """Sums at one key, of one array per device or of several that travel together, one behind the other in a row.
 
-    Rows of halves are float32. With a `codec` of :mod:`..compression` the hosts exchange their sums in fewer bits.
+    Rows of halves are float32. With a `codec` of :mod:`..python_sums` the hosts exchange their sums in fewer bits.
     """
 
     kind = "sum"
