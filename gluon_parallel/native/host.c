@@ -60,13 +60,10 @@ static HostExchange *finish(HostExchange *exchange, void *error)
     complete(&waiting, error);
     if (error)
         pthread_mutex_unlock(host->errors);
-    if (key->num_queued > 0) {
-        int64_t num = host->num_exchanges; /* before the table, which grows */
-        struct HostExchange *const *exchanges = host->exchanges;
-        for (int64_t n = 0; n < num; n++)
-            if (exchanges[n]->key == key && exchanges[n]->number == following)
-                return exchanges[n];
-    }
+    if (key->num_queued > 0)
+        for (int64_t n = 0; n < host->num_exchanges; n++)
+            if (host->exchanges[n]->key == key && host->exchanges[n]->number == following)
+                return host->exchanges[n];
     return 0;
 }
 

@@ -34,7 +34,7 @@ typedef struct Host {
     void *pushing;                           /* a mutex: exchanges are numbered in the order in which they are pushed */
     _Atomic int64_t stopped;
     _Atomic int64_t num_exchanges;
-    struct HostExchange *const *_Atomic exchanges;
+    struct HostExchange *const *exchanges;   /* a table that others are added to */
     int64_t patience;                        /* nanoseconds that a thread waits in `gp_gather` */
     RecorderPlace *recorder;
     int64_t num_hosts;

@@ -30,10 +30,9 @@ _IDLE = 0.1  # seconds between two looks at messages where nothing is under way
 class ProgressEngine:
     """All exchanges of this process with the others.
 
-    An operation is handed in by :meth:`submit`, from any thread, and waits for nobody. MPI is driven by the progress
-    thread, or by the thread that waits in :meth:`wait`: it need not be woken, which on a small vector costs more than
-    the exchange. Operations of different keys are independent; none waits for its turn behind another, so no order of
-    keys can make processes wait in a ring.
+    Any thread hands in operations by :meth:`submit`. MPI is driven by the progress thread, or by the thread that waits
+    in :meth:`wait`: to wake another one costs more than the exchange of a small vector. Operations of different keys do
+    not wait for each other, so no order of keys can make processes wait in a ring.
 
     Args:
         comm: a communicator of its own, of mpi4py.

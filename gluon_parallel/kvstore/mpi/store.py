@@ -65,14 +65,8 @@ class MPI(Store):
         shared = self._progress.shared
         self.sums_together = shared is not None and shared.num_hosts > 1  # over one host it would only add copies
 
-    def plan(
-        self,
-        keys: Keys,
-        values: Sequence[Any],
-        outs: Sequence[Any] | None = None,
-        priorities: Sequence[int] | None = None,
-    ) -> SumPlan:
-        return SumPlan(self, keys, values, outs, priorities)
+    def plan(self, *arguments: Any, **options: Any) -> SumPlan:
+        return SumPlan(self, *arguments, **options)
 
     def _sum(self, key: Hashable, values: Sequence[Any], outs: Sequence[Any], priority: int) -> None:
         self._planned(key, (key,), (values,), (outs,), [priority])
@@ -130,7 +124,9 @@ class MPI(Store):
     def sum_in_python(self, key: Hashable, values: Sequence[Any], outs: Sequence[Any], priority: int) -> None:
         """The arrays `outs` become the sum of all processes' `values`, on CPUs: what the C library does not sum."""
         name, signature = self._names("s", key, outs[0])
-        summing = self._operation(functools.partial(self._python_sum, key, name, signature, outs[0]), name, signature)
+        summing = self._operations.get((name, signature))
+        if summing is None:
+            summing = self._operations[name, signature] = self._python_sum(key, name, signature, outs[0])
 
         def on(sources: list[np.ndarray], out: np.ndarray) -> tuple:
             return summing.operation, lambda: summing.fill(sources), lambda: summing.read(out)
@@ -182,14 +178,10 @@ class MPI(Store):
 
             operation.call(before, end)
 
-        written = [*outs, self._order(name)]
+        if name not in self._orders:
+            self._orders[name] = mx.nd.zeros(1, ctx=mx.cpu())
+        written = [*outs, self._orders[name]]
         push_async(ready, read=values, write=written, name=f"gluon_parallel.mpi {key}", priority=priority)
-
-    def _operation(self, make: Callable[[], Any], *what: Any) -> Any:
-        """What carries out the exchanges of that name and signature; ``make()`` makes it at the first one."""
-        if what not in self._operations:
-            self._operations[what] = make()
-        return self._operations[what]
 
     def prepare_gather(self, key: Hashable, length: int) -> None:
         """Nothing: a key is prepared when it is gathered."""
@@ -234,8 +226,10 @@ class MPI(Store):
 
     def reduce(self, key: Hashable, message: np.ndarray, direction: int) -> np.ndarray:
         name, signature = self._names("g", key, message)
-        make = functools.partial(Reduction, self._progress, name, signature, len(message), direction)
-        return self._operation(make, name, signature, direction).reduce(message)
+        what = name, signature, len(message), direction
+        if what not in self._operations:
+            self._operations[what] = Reduction(self._progress, *what)
+        return self._operations[what].reduce(message)
 
     def sum_parts(self, keys: Keys, arrays: Arrays, bounds: Bounds, whole: bool = False) -> None:
         stages = [(False, False), (True, False)] if whole else [(False, True)]
@@ -330,12 +324,6 @@ class MPI(Store):
         # Small arrays cost latency, not bytes, and a host's sum may be too large for float16.
         is_small = isinstance(codec, Half) and 4 * array.size <= SMALL
         return None if is_small and self.sums_together else codec
-
-    def _order(self, name: bytes) -> Any:
-        """The array that all exchanges of a name write."""
-        if name not in self._orders:
-            self._orders[name] = mx.nd.zeros(1, ctx=mx.cpu())
-        return self._orders[name]
 
 
 def _nothing() -> None:
