@@ -31,8 +31,6 @@ def library() -> ctypes.CDLL:
         ImportError: the file is missing, for another processor or system, or built from other C files than are here.
     """
     path = NATIVE / NAME
-    if not path.exists():
-        raise ImportError(f"The C library {path} is missing: {_REMEDY}")
     try:
         loaded = ctypes.CDLL(str(path))
     except OSError as error:

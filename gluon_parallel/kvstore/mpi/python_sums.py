@@ -1,4 +1,4 @@
-"""Sums in Python, by MPI's operations: of arrays in 16 or 2 bits per value, and of sparse rows."""
+"""Sums in Python, by MPI's operations: of what the C library does not sum, in fewer bits per value, of sparse rows."""
 
 from __future__ import annotations
 
