@@ -215,19 +215,6 @@ def are_few(group: ProcessGroup, source: np.ndarray) -> bool:
     return len(group.ranks) <= TWO_OR_THREE and source.nbytes < MOST
 
 
-def broadcast(group: ProcessGroup, name: bytes, signature: bytes, array: np.ndarray) -> Operation:
-    """The same, to be called once: `array` becomes that of the first process."""
-    arguments = [bytes_of(array), group.progress.mpi.BYTE], 0
-    return Operation(group, name, signature, [("Bcast", arguments, None)], array.nbytes, once=True)
-
-
-def allgather(group: ProcessGroup, name: bytes, signature: bytes, rows: np.ndarray) -> Operation:
-    """The same: each row of `rows` becomes that of its process."""
-    mpi = group.progress.mpi
-    arguments = mpi.IN_PLACE, [bytes_of(rows), rows[0].nbytes, mpi.BYTE]
-    return Operation(group, name, signature, [("Allgather", arguments, None)], rows[0].nbytes)
-
-
 def bytes_of(array: np.ndarray) -> np.ndarray:
     return array.reshape(-1).view(np.uint8)
 

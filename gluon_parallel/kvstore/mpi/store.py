@@ -17,7 +17,7 @@ from ..contract import Arrays, Bounds, Keys
 from ..flight_recorder import RECORDER
 from ..handshake import signature as signature_of
 from ..reserved_keys import FIRST_COUNT
-from .operations import Operation, broadcast, bytes_of
+from .operations import Operation, bytes_of
 from .plan import SumPlan, are_on_host
 from .python_sums import HALVES, SMALL, CompressedSum, Half, PlainSum, TwoBits, add_up, compressor, gather_rows, rows_of
 from .shared_memory.parts import exchange_in_shared_memory
@@ -117,7 +117,9 @@ class MPI(Store):
         def on(sources: list[np.ndarray], out: np.ndarray) -> tuple:
             if sources[0].ctypes.data != out.ctypes.data:
                 np.copyto(out, sources[0])
-            return broadcast(self._progress.everyone, name, signature, out), _nothing, _nothing
+            stages = [("Bcast", ([bytes_of(out), self._progress.mpi.BYTE], 0), None)]
+            operation = Operation(self._progress.everyone, name, signature, stages, out.nbytes, once=True)
+            return operation, _nothing, _nothing
 
         self._start(key, name, [value], outs, on, priority)
 
