@@ -162,22 +162,10 @@ def test_a_number_of_processes_that_makes_no_sense_is_refused(monkeypatch, value
         min_processes()
 
 
-MOMENTS = (
-    ("prepare", 0),
-    ("start", 0),
-    ("broadcast", 0),
-    ("sum", 0),
-    ("update", 0),
-    ("data", 5),
-    ("forward", 1),
-    ("forward", 6),
-    ("sum", 5),
-    ("update", 5),
-    ("evaluation", 8),
-)
+MOMENTS = "prepare 0,start 0,broadcast 0,sum 0,update 0,data 5,forward 1,forward 6,sum 5,update 5,evaluation 8"
 STATES = [  # for each moment, one of the two processes is not exhaustive
-    pytest.param(f"{moment}:{rank}:{step}", marks=() if number % 2 == rank // 2 else pytest.mark.exhaustive)
-    for number, (moment, step) in enumerate(MOMENTS)
+    pytest.param(moment.replace(" ", f":{rank}:"), marks=() if number % 2 == rank // 2 else pytest.mark.exhaustive)
+    for number, moment in enumerate(MOMENTS.split(","))
     for rank in (0, 2)
 ]
 STATES += ["saving:0:8"]  # process 0 saves
@@ -216,10 +204,12 @@ SEVERAL = {  # what happens -> losses, options of `check`, variables
     "while the others regroup": ("sum:3:5 communicator:0:5", {"limit": 20}, HOSTS),
     "two at once": ("sum:3:5 sum:0:5", {}, {}),
     # A process that is one step behind takes the state of one that is not.
-    "behind": ("update:3:5 late:1:5", {}, {}),
     "behind in the last step": ("evaluation:0:8 late:1:7", {"num_processes": 3}, {}),
     # Step 6 is the last of three that accumulate.
-    **{f"behind, {kind}": ("update:3:6 late:1:6", {"kind": kind}, {}) for kind in ("own", "trainer", "accumulated")},
+    **{
+        f"behind, {kind}": ("update:3:6 late:1:6", {"kind": kind}, {})
+        for kind in ("prepared", "own", "trainer", "accumulated")
+    },
     **{f"{one}, no signal": (one, {"limit": 30}, {}) for one in ("stop:2:5", "hang:2:5", "hang:0:5")},
 }
 
