@@ -35,12 +35,12 @@ def net_on(devices, hybridize=None, timeout=60.0, layers=2, **options):
     return net
 
 
-def groups_on(num_devices, num_layers=1):
-    """(devices, sync groups) of layers without a net."""
+def layers_on(num_devices, num_layers=1):
+    """(devices, layers) without a net; a sync group does not keep the parameters of its layer alive."""
     devices, layers = gp.devices(f"cpu:{num_devices}"), [nn.SyncBatchNorm(in_channels=3) for _ in range(num_layers)]
     for layer in layers:
         layer.initialize(ctx=devices)
-    return devices, [layer.sync_group for layer in layers]
+    return devices, layers
 
 
 def works(net, devices, rng):
@@ -110,7 +110,8 @@ def test_an_error_that_nobody_looked_at_is_raised_by_the_next_step_of_its_own_ne
 
 
 def test_devices_that_come_at_once_after_a_failure_wait_for_the_failed_step_once(monkeypatch):
-    (devices, [group]), waits = groups_on(2), []
+    (devices, [layer]), waits = layers_on(2), []
+    group = layer.sync_group
     group.abandon("on purpose")
 
     def drain():
@@ -124,7 +125,8 @@ def test_devices_that_come_at_once_after_a_failure_wait_for_the_failed_step_once
 
 @pytest.mark.parametrize("is_reported", [True, False])
 def test_a_layer_that_fails_while_the_failed_step_ends_begins_again_too(monkeypatch, is_reported):
-    _, [first, last] = groups_on(2, num_layers=2)
+    _, layers = layers_on(2, num_layers=2)
+    first, last = (layer.sync_group for layer in layers)
     first.rendezvous.abandon("on purpose")
     if is_reported:
         participants.failures.mark_reported(first.rendezvous.failure)
@@ -140,7 +142,8 @@ def test_a_layer_that_fails_while_the_failed_step_ends_begins_again_too(monkeypa
 
 
 def test_devices_whose_time_runs_out_together_fail_one_after_the_other(monkeypatch):
-    (devices, [group]), moments = groups_on(4), []
+    (devices, [layer]), moments = layers_on(4), []
+    group = layer.sync_group
     group.abandon("on purpose")
     monkeypatch.setattr(sync_group.engine, "fail", lambda arrays, error: moments.append(time.monotonic()))
     in_parallel([lambda: group.callback_failed(RuntimeError(), []) for _ in devices])
