@@ -30,10 +30,10 @@ from .commands.profiling import profile as profile
 from .data_parallel import DataParallel as DataParallel
 from .data_parallel import sampler as sampler
 from .data_parallel import set_precision as set_precision
-from .data_parallel.replicas import check_replicas as check_replicas
+from .data_parallel.weight_checks import check_replicas as check_replicas
 from .device_threads import parallel_apply as parallel_apply
 from .devices import devices as devices
-from .kvstore.objects import broadcast_object as broadcast_object
+from .kvstore.collective import broadcast_object as broadcast_object
 from .metrics import evaluate as evaluate
 from .pipeline import Pipeline as Pipeline
 from .split import num_samples as num_samples

@@ -124,16 +124,13 @@ def read(path: Union[str, os.PathLike]) -> Archive:
                 raise CheckpointError(f"{path} is damaged: it has {end + _DIGEST_LENGTH} bytes, which is too short")
             digest = sha256_of(file, end)
             if file.read(_DIGEST_LENGTH) != digest.encode():
-                raise CheckpointError(
-                    f"{path} is damaged, or is no checkpoint of this package: its SHA-256 is not the one at its end"
-                )
+                raise CheckpointError(f"{path} is damaged, or no checkpoint: its SHA-256 is not the one at its end")
             file.seek(0)
             with np.load(file, allow_pickle=False) as loaded:
                 header = json.loads(loaded[_FACTS])
                 if header["version"] != VERSION:
                     raise CheckpointError(
-                        f"{path} has format version {header['version']}, this gluon_parallel reads {VERSION}: "
-                        "use the gluon_parallel that wrote it, or a newer one"
+                        f"{path} has format {header['version']}, expected {VERSION}: use the package that wrote it"
                     )
                 arrays = {name: loaded[name] for name in loaded.files if name != _FACTS}
     except OSError as error:

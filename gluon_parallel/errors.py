@@ -21,9 +21,9 @@ class GluonParallelError(Exception):
 class MXNetUnavailable(GluonParallelError, ImportError):
     """MXNet 1.9.1 cannot be imported here; the message names the cause and the command that mends it.
 
-    Causes: it is not installed; it was imported *before* ``gluon_parallel``, which failed and left half of it behind;
-    a shared library of the system (``libgomp.so.1``) is missing; another version than 1.9.1 is installed. A build for
-    GPUs: NVIDIA's driver or a library of CUDA 11 is missing, the driver is too old, or there is no code for a card.
+    Causes: it is not installed, or another version; it was imported *before* ``gluon_parallel``; a shared library
+    (``libgomp.so.1``) is missing. A build for GPUs: NVIDIA's driver or a library of CUDA 11 is missing or too old, or
+    there is no code for a card.
     """
 
 
@@ -53,10 +53,9 @@ class PipelineMismatch(GluonParallelError, ValueError):
 class ArrayMismatch(GluonParallelError, ValueError):
     """Arrays that must be alike on every device differ in shape, dtype, storage type or number.
 
-    Causes: arrays of different parameters in one list; a list of another length on one device; one array given for two
-    devices; a communication hook that returns other shapes or dtypes than it got; a key of a store that is used for
-    another array than before. Pass each device's own copy of the same parameters, in the same order, and use one key
-    for one array. Nothing has been changed when it is raised.
+    Causes: arrays of different parameters in one list; one array given for two devices; a communication hook that
+    returns other shapes or dtypes than it got; a key of a store that is used for another array than before. Pass each
+    device's own copy of the same parameters, in the same order. Nothing has been changed when it is raised.
     """
 
 
@@ -71,10 +70,10 @@ class GradientUnavailable(GluonParallelError, RuntimeError):
 class PrecisionUnsupported(GluonParallelError, ValueError):
     """MXNet cannot train in this number type here; the message says why, and what it can do instead.
 
-    Causes: float16 on CPUs, or bfloat16 on a CPU that has no instructions for it: take float32 there; mixed precision
-    with ``mx.np``: leave out one of them; another precision was set in this process before: start a new process;
-    weights in bfloat16: leave out ``net.cast``, and call ``gp.set_precision`` before the net is made; AdamW on float16
-    weights: add ``multi_precision=True``; loss scaling with 2-bit compression: compress to ``fp16``.
+    Causes: float16 on CPUs, or bfloat16 on a CPU without instructions for it: take float32; mixed precision with
+    ``mx.np``: leave one out; another precision was set before: start a new process; weights in bfloat16: leave out
+    ``net.cast``, and call ``gp.set_precision`` before the net is made; AdamW on float16 weights: add
+    ``multi_precision=True``; loss scaling with 2-bit compression: compress to ``fp16``.
     """
 
 
@@ -104,9 +103,9 @@ class DatasetUnavailable(GluonParallelError, OSError):
 class DatasetCorrupt(GluonParallelError, ValueError):
     """A data set's file is not in the format it should have: truncated, another kind of file, or a wrong checksum.
 
-    Causes: a download or a copy that broke off; a server's error page saved under the file's name; a data set with
-    labels, boxes or masks in another format. Delete the file, so that it is downloaded again, or fetch it anew. Repair
-    files of your own, which the message names; with ``broken="skip"``, detection and segmentation leave them out.
+    Causes: a download or a copy that broke off; labels, boxes or masks in another format. Delete the file, so that it
+    is downloaded again, or fetch it anew. Repair files of your own, which the message names; with ``broken="skip"``,
+    detection and segmentation leave them out.
     """
 
 
@@ -213,8 +212,8 @@ class WorkerLost(GluonParallelError, TimeoutError):
 
 
 class WorkersDiffer(GluonParallelError, ValueError):
-    """The processes send arrays of different shape or dtype under one key, run different versions of a library, have
-    called different functions where all must call the same, or divide the sum of gradients by different numbers.
+    """The processes send different arrays under one key, run different versions of a library, have called different
+    functions where all must call the same, or divide the sum of gradients by different numbers.
 
     Install the same versions on all hosts, start the same script with the same options, and let no condition on
     the rank enclose what all processes must call. Give ``trainer.step`` the number of samples of all processes.

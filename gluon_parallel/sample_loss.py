@@ -34,7 +34,7 @@ class LossPerSample:
     def __init__(self, reduction: str | None = None) -> None:
         if reduction not in (None, "mean", "sum"):
             raise ValueError(
-                f"reduction: expected 'mean' or 'sum' for a loss that returns a single value per device, or None for "
+                "reduction: expected 'mean' or 'sum' for a loss that returns a single value per device, or None for "
                 f"one value per sample; got {reduction!r}"
             )
         self._reduction = reduction
@@ -105,19 +105,14 @@ class LossPerSample:
         if self._reduction is not None:
             if loss.size != 1:
                 raise BatchMismatch(
-                    f"{where}; expected a single value, because reduction={self._reduction!r}. A loss that returns one "
-                    "value per sample (first axis), as Gluon's do, needs no reduction: leave it out"
+                    f"{where}; expected a single value, because reduction={self._reduction!r}. For one value per "
+                    "sample (first axis), as of Gluon's losses, leave it out"
                 )
             return size if self._reduction == "mean" else 1
         if loss.ndim and loss.shape[0] == size:
             return 1
-        if loss.size == 1:
-            raise BatchMismatch(
-                f"{where}, and a single value may be the mean over the samples or their sum: pass "
-                'reduction="mean" or reduction="sum" beside the loss, or return one value per sample (first axis)'
-            )
         raise BatchMismatch(
-            f"{where}; expected one value per sample (first axis), or a single value with "
+            f"{where}; expected one value per sample (first axis), or a single value, their mean or sum: pass "
             'reduction="mean" or reduction="sum" beside the loss'
         )
 

@@ -77,16 +77,13 @@ def num_samples(
         6
     """
     if not isinstance(batch_axis, (int, np.integer)) or batch_axis < 0:
-        raise BatchMismatch(
-            f"batch_axis is {batch_axis!r}; expected a whole number, counted from the front, which means the same for "
-            "every array"
-        )
+        raise BatchMismatch(f"batch_axis is {batch_axis!r}; expected a whole number, counted from the front")
     lengths: dict[str, int] = {}
     for where, array in leaves(data if names is None else dict(zip(names, data))):
         if not isinstance(array, (mx.nd.NDArray, np.ndarray)):
             raise BatchMismatch(
                 f"{where} is a {type(array).__name__}; a batch is an NDArray, a NumPy array, or a tuple, list or dict "
-                "of those. Plain numbers become an array by numpy.asarray(...)"
+                "of those: write numpy.asarray(...) around numbers"
             )
         if array.ndim <= batch_axis:
             raise BatchMismatch(f"{where} has shape {array.shape}, so there is no axis {batch_axis} to split along")
@@ -136,8 +133,7 @@ def _to_device(array: mx.nd.NDArray | np.ndarray, device: mx.Context) -> mx.nd.N
         array = array.astype(dtype, copy=False)
     except (TypeError, ValueError) as error:
         raise BatchMismatch(
-            f"the batch holds an array of dtype {array.dtype}, of which MXNet makes no array: {error}; convert it, for "
-            "instance by array.astype('float32')"
+            f"MXNet makes no array of the batch's array of dtype {array.dtype}: {error}; write array.astype('float32')"
         ) from None
     place = mx.cpu() if _is_gpu(device) else device  # MXNet waits for a GPU where it gets an array of NumPy
     return as_current(mx.nd.array(array, ctx=place, dtype=dtype).as_in_context(device))
@@ -188,8 +184,7 @@ def split_and_load(
     num = num_samples(data, batch_axis)
     if even_split and num % len(devices):
         raise BatchMismatch(
-            f"{num} samples do not divide evenly over {len(devices)} devices; use even_split=False, "
-            "or a batch size that is a multiple of the number of devices"
+            f"{num} samples do not divide evenly over {len(devices)} devices; use even_split=False, or a multiple"
         )
     return cut(data, shard_sizes(num, len(devices)), devices, batch_axis)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel import engine
-from gluon_parallel.allreduce import allreduce_each, by_mxnet, copy_sums
+from gluon_parallel.allreduce import allreduce_each, copy_sums
 from gluon_parallel.compat.array_types import BFLOAT16
 from mxnet import autograd, nd
 
@@ -140,9 +140,11 @@ def layers():
 
 
 def on(device, shape=(2, 3), **options):
-    return nd.ones(shape, ctx=mx.cpu(device), **options)
+    made.append(nd.ones(shape, ctx=mx.cpu(device), **options))
+    return made[-1]
 
 
+made: list = []  # by `on`
 PER_DEVICE = r"expected one list per device: \[\[parameter.grad\(device\)"
 SUM_OR_COPY = {
     r"arrays\[2\] on cpu\(1\) has shape \(3, 2\).*\(2, 3\)": lambda: [on(0), on(2), on(1, (3, 2))],
@@ -157,21 +159,6 @@ SUM_OR_COPY = {
     "expected a list of NDArrays, one per device, got NoneType": lambda: None,
     r"arrays\[0\]: expected an NDArray, got numpy.ndarray; write": lambda: [np.ones(3)],
 }
-
-
-@pytest.mark.parametrize("message", SUM_OR_COPY)
-@pytest.mark.parametrize("function", [gp.allreduce, gp.broadcast])
-def test_arrays_that_are_no_copies_of_one_array_are_refused(function, message):
-    arrays = SUM_OR_COPY[message]()
-    with pytest.raises(gp.errors.ArrayMismatch, match=message):
-        function(arrays)
-    assert all(
-        (array.asnumpy() == 1).all()
-        for array in (arrays if isinstance(arrays, list) else ())
-        if isinstance(array, nd.NDArray)
-    )
-
-
 TOWERS = {
     r"gradients of parameter 1\[1\].*shape \(4,\)": lambda: [[on(0, 2), on(0, 3)], [on(1, 2), on(1, 4)]],
     r"\[1\] holds 1 gradients, but tower_grads\[0\] holds 2": lambda: [[on(0, 2), on(0, 3)], [on(1, 2)]],
@@ -181,46 +168,35 @@ TOWERS = {
     rf"several devices; {PER_DEVICE}.*": lambda: [[on(0, 2), on(1, 2)], [on(0, 2), on(1, 2)]],
     "empty list": list,
 }
+# Of (weights, gradients) of two layers.
+OF_PARAMETERS = [
+    (gp.allreduce, r"gradient of net_dense0_weight is given on cpu\(0\), but not on cpu\(1\); .*gp.allreduce",
+     lambda one, two: one[1][:1]),
+    (gp.average_gradients, r"parameter 0: .* not on cpu\(1\); expected one list per device",
+     lambda one, two: [[one[1][0], two[1][0]]]),
+    (gp.broadcast, r"\[1\] is the value of net_dense1_weight, but .*\[0\] the value of net_dense0_weight; .*gp.br",
+     lambda one, two: [one[0][0], two[0][1], one[0][2]]),
+    (gp.broadcast, r"the value of net_dense0_weight .* not on cpu\(1\), cpu\(2\)", lambda one, two: one[0][:1]),
+    (gp.allreduce, "is the value of net_dense0_w.* the gradient of net_dense0_w",
+     lambda one, two: [one[1][0], *one[0][1:]]),
+    (gp.allreduce, r"\[1\] is the gradient of net_dense1_weight, .* gradient of net_dense0_w",
+     lambda one, two: [one[1][0], two[1][1]]),
+    (gp.average_gradients, r"parameter 0\[1\] is the gradient of net_dense1_weight",
+     lambda one, two: [[one[1][0], two[1][0]], [two[1][1], one[1][1]]]),
+]  # fmt: skip
+REFUSED = [(function, *case) for function in (gp.allreduce, gp.broadcast) for case in SUM_OR_COPY.items()]
+REFUSED = [*REFUSED, *((gp.average_gradients, *case) for case in TOWERS.items())]
+REFUSED = [*((function, message, lambda *_, make=make: make()) for function, message, make in REFUSED), *OF_PARAMETERS]
 
 
-@pytest.mark.parametrize("message", TOWERS)
-def test_towers_that_are_not_one_list_per_device_are_refused(message):
-    towers = TOWERS[message]()
-    with pytest.raises(gp.errors.ArrayMismatch, match=message):
-        gp.average_gradients(towers)
-    assert all((array.asnumpy() == 1).all() for array in itertools.chain(*towers) if isinstance(array, nd.NDArray))
-
-
-# Of (weights, gradients) of two layers: what is called, and what it says.
-OF_PARAMETERS = {
-    r"gradient of net_dense0_weight is given on cpu\(0\), but not on cpu\(1\); .*gp.allreduce": (
-        lambda one, two: gp.allreduce(one[1][:1])
-    ),
-    r"parameter 0: .* not on cpu\(1\); expected one list per device": (
-        lambda one, two: gp.average_gradients([[one[1][0], two[1][0]]])
-    ),
-    r"\[1\] is the value of net_dense1_weight, but .*\[0\] the value of net_dense0_weight; .*gp.broadcast": (
-        lambda one, two: gp.broadcast([one[0][0], two[0][1], one[0][2]])
-    ),
-    r"the value of net_dense0_weight .* not on cpu\(1\), cpu\(2\)": lambda one, two: gp.broadcast(one[0][:1]),
-    "is the value of net_dense0_w.* the gradient of net_dense0_w": (
-        lambda one, two: gp.allreduce([one[1][0], *one[0][1:]])
-    ),
-    r"\[1\] is the gradient of net_dense1_weight, .* gradient of net_dense0_w": (
-        lambda one, two: gp.allreduce([one[1][0], two[1][1]])
-    ),
-    r"parameter 0\[1\] is the gradient of net_dense1_weight": (
-        lambda one, two: gp.average_gradients([[one[1][0], two[1][0]], [two[1][1], one[1][1]]])
-    ),
-}
-
-
-@pytest.mark.parametrize("message", OF_PARAMETERS)
-def test_copies_of_two_parameters_and_lists_without_some_copies_are_refused(layers, message):
-    everything = list(itertools.chain(*itertools.chain(*layers)))
+@pytest.mark.parametrize(("function", "message", "make"), REFUSED)
+def test_what_is_no_copies_of_one_array_or_no_tower_per_device_is_refused_unchanged(layers, function, message, make):
+    made.clear()
+    arrays = make(*layers)
+    everything = [*made, *itertools.chain(*itertools.chain(*layers))]
     before = [array.asnumpy().tolist() for array in everything]
     with pytest.raises(gp.errors.ArrayMismatch, match=message):
-        OF_PARAMETERS[message](*layers)
+        function(arrays)
     assert [array.asnumpy().tolist() for array in everything] == before
 
 
@@ -239,7 +215,7 @@ def by_mxnet_alone(request, monkeypatch):
     """Sums of CPU devices by MXNet's store, as of GPUs, or by its operators, as of what that store does not take."""
     monkeypatch.setattr(copy_sums, "_is_memory", lambda arrays: False)
     if request.param == "store":
-        monkeypatch.setattr(by_mxnet, "_are_of_gpus", lambda arrays: len({array.ctx for array in arrays}) > 1)
+        monkeypatch.setattr(copy_sums, "_are_of_gpus", lambda arrays: len({array.ctx for array in arrays}) > 1)
 
 
 @pytest.mark.parametrize("num_devices", [2, 5])

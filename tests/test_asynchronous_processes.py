@@ -8,7 +8,7 @@ import pytest
 from processes import run_servers
 
 import mxnet as mx
-from gluon_parallel.asynchronous import Averaging, Served, check_store, served
+from gluon_parallel.asynchronous import Averaging, Served, check_store, processes
 from gluon_parallel.errors import AsynchronousUnsupported, BatchMismatch
 from mxnet.gluon import nn
 
@@ -64,7 +64,9 @@ ASYNC = """
 """
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["legacy arrays", "NumPy mode"])
+@pytest.fixture(
+    scope="module", params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["legacy arrays", "NumPy mode"]
+)
 def trained(request, tmp_path_factory):
     script = tmp_path_factory.mktemp("served") / "program.py"
     script.write_text(textwrap.dedent(ASYNC.replace("NUMPY_MODE", str(request.param))))
@@ -74,14 +76,11 @@ def trained(request, tmp_path_factory):
     return sorted(found, key=lambda process: process["rank"])
 
 
-def test_async_learns_on_mxnets_server_and_all_processes_pull_the_same_weights(trained):
+def test_async_learns_on_mxnets_server_which_counts_how_stale_every_update_of_every_process_was(trained):
     for process, steps in zip(trained, (80, 40)):
         assert process["done"] == [5 * steps, steps, [steps]]
         np.testing.assert_allclose(process["weights"], [1.0, -2.0, 3.0, 0.5, 0.25], atol=0.05)
-    assert trained[0]["weights"] == trained[1]["weights"]
-
-
-def test_the_server_counts_how_stale_every_update_of_every_process_was(trained):
+    assert trained[0]["weights"] == trained[1]["weights"]  # all pull the same
     assert trained[0]["staleness"] == trained[1]["staleness"]
     quick, slow = (dict(histogram) for histogram in trained[0]["staleness"])
     assert (sum(quick.values()), sum(slow.values())) == (80, 40)
@@ -98,8 +97,8 @@ def test_the_clock_counts_the_steps_between_a_pull_and_a_push_of_each_worker():
         worker, age = rng.randint(3), min(step, rng.randint(300))
         message = np.zeros_like(state)
         message[:2] = worker, step - age
-        state = served.tick(state, message)
-        age = min(age, served.MOST)
+        state = processes.tick(state, message)
+        age = min(age, processes.MOST)
         wanted[worker][age] = wanted[worker].get(age, 0) + 1
     assert state[0] == 400
     for worker, histogram in enumerate(wanted):
@@ -113,14 +112,14 @@ def test_counting_leaves_the_weights_to_the_optimizer_that_it_carries(rng):
         ticks = mx.nd.zeros(1 + 256)
         for _ in range(5):
             update(0, mx.nd.array([0.5, -1.0, 2.0, 0.25]), weight)
-            if isinstance(optimizer, served.Counting):
-                update(served.CLOCK, mx.nd.zeros(257), ticks)
+            if isinstance(optimizer, processes.Counting):
+                update(processes.CLOCK, mx.nd.zeros(257), ticks)
         return weight.asnumpy(), ticks.asnumpy()
 
     def adam():
         return mx.optimizer.Adam(learning_rate=0.1)
 
-    plain, (counted, ticks) = train(adam())[0], train(served.Counting(adam()))
+    plain, (counted, ticks) = train(adam())[0], train(processes.Counting(adam()))
     np.testing.assert_array_equal(counted, plain)
     assert ticks[:6].tolist() == [5, 1, 1, 1, 1, 1]  # five steps from the weights before all of them
 
@@ -206,12 +205,13 @@ def test_what_is_not_available_across_processes_is_refused_with_the_reason(mode,
 def test_averaging_and_serving_refuse_the_wrong_store_layers_that_meet_and_losses_of_one_value():
     net, layer = nn.Dense(2, in_units=3), mx.gluon.contrib.nn.SyncBatchNorm(num_devices=2)
     net.initialize()
-    with pytest.raises(AsynchronousUnsupported, match="needs a store that sums"):
-        Averaging(net, Store("dist_async"))
-    with pytest.raises(AsynchronousUnsupported, match="needs the store dist_async"):
-        Served(net, lambda y: y, [mx.cpu()], mx.kv.create("local"))
-    with pytest.raises(AsynchronousUnsupported, match="SyncBatchNorm"):
-        Served(layer, lambda y: y, [mx.cpu()], Store("dist_async"))
+    for make, message in (
+        (lambda: Averaging(net, Store("dist_async")), "needs a store that sums"),
+        (lambda: Served(net, abs, [mx.cpu()], mx.kv.create("local")), "needs the store dist_async"),
+        (lambda: Served(layer, abs, [mx.cpu()], Store("dist_async")), "SyncBatchNorm"),
+    ):
+        with pytest.raises(AsynchronousUnsupported, match=message):
+            make()
     served = Served(net, lambda output, label: (output - label).sum(), [mx.cpu()], Server())
     with pytest.raises(BatchMismatch, match='reduction="mean" or reduction="sum"'):
         served.train([(np.ones((4, 3), "float32"), np.ones((4, 2), "float32"))])

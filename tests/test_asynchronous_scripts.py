@@ -47,19 +47,15 @@ def test_so_it_does_in_the_other_modes(tmp_path, mode):
     assert rows(tmp_path)[-1]["test_accuracy"] >= 0.95
 
 
-@pytest.mark.parametrize("mode", [pytest.param("sync", marks=pytest.mark.slow), "async"])
-def test_a_run_is_continued_where_it_was_stopped(tmp_path, mode, capsys):
+@pytest.mark.parametrize("mode", [pytest.param("sync", marks=pytest.mark.slow), "ssp:1"])
+def test_a_run_is_continued_where_it_was_stopped_and_logs_each_epochs_staleness(tmp_path, mode, capsys):
     options = ("--mode", mode, "--hidden_size", "8")
     assert train(tmp_path, *options, "--epochs", "1") == 0
     assert train(tmp_path, *options, "--epochs", "2", "--resume") == 0
     assert [row["epoch"] for row in rows(tmp_path)] == [1, 2]
-    assert ((tmp_path / "1" / "staleness.png").exists()) == (mode == "async")
-    assert ("staleness" in capsys.readouterr().out) == (mode == "async")
-
-
-def test_the_log_has_each_epochs_staleness_and_its_quantiles(tmp_path):
-    assert train(tmp_path, "--mode", "ssp:1", "--hidden_size", "8", "--epochs", "2") == 0
-    for row in rows(tmp_path):
+    assert ((tmp_path / "1" / "staleness.png").exists()) == (mode != "sync")
+    assert ("staleness" in capsys.readouterr().out) == (mode != "sync")
+    for row in rows(tmp_path) if mode != "sync" else ():
         assert 0 <= row["staleness_median"] <= row["staleness_90_percent"] <= row["staleness_most"] <= 3
         assert 0 < row["staleness"] <= row["staleness_most"]  # of two workers that are at most a step apart
 
@@ -148,14 +144,6 @@ def test_accuracy_at_equal_epochs_falls_with_staleness_and_dc_and_ssp_recover_pa
     assert accuracy["async"] < accuracy["dc:10"] < accuracy["sync"]
     assert found["async"][1].accuracy == pytest.approx(found["sync"][1].accuracy)  # alone there is no staleness
     assert found["async"][8].staleness == pytest.approx(7, abs=0.2)
-
-
-def test_sync_is_as_slow_as_the_slowest_and_async_is_not(problem):
-    found = compare.compare_delays(problem, options(seeds=1, epochs=2), modes=("sync", "async"))
-    seconds = {mode: {slow: outcome.seconds for slow, outcome in delays.items()} for mode, delays in found.items()}
-    assert seconds["sync"][16] / seconds["sync"][4] == pytest.approx(4, rel=0.05)
-    assert seconds["async"][16] < 1.5 * seconds["async"][1]
-    assert compare.compare_deaths(options())["async"] == "goes on without it"
 
 
 @pytest.mark.slow

@@ -45,15 +45,12 @@ def test_steps_have_the_mean_length_that_was_asked_for():
     assert np.mean([uneven(2.0, 0.8)(random) for _ in range(20000)]) == pytest.approx(2.0, rel=0.03)
 
 
-def test_a_pause_makes_one_step_longer_by_what_is_left_of_it():
-    paused = [Worker(steady(2.0), pauses=[(3.0, 10.0), (0.0, 0.5)])]
-    ends = [step.end for step in run("async", paused, num_batches=3)[1].steps]
-    assert ends == [2.5, 14.5, 16.5]
-
-
-def test_pauses_that_overlap_count_once():
-    paused = [Worker(steady(2.0), pauses=[(1.0, 10.0), (3.0, 2.0), (5.0, 8.0)])]
-    assert [step.end for step in run("async", paused, num_batches=1)[1].steps] == [14.0]
+@pytest.mark.parametrize(
+    ("pauses", "ends"),
+    [([(3.0, 10.0), (0.0, 0.5)], [2.5, 14.5, 16.5]), ([(1.0, 10.0), (3.0, 2.0), (5.0, 8.0)], [14.0])],
+)
+def test_a_pause_makes_one_step_longer_by_what_is_left_of_it_and_pauses_that_overlap_count_once(pauses, ends):
+    assert [step.end for step in run("async", [Worker(steady(2.0), pauses)], len(ends))[1].steps] == ends
 
 
 def test_nobody_notices_a_death_and_sync_waits_for_ever_while_async_goes_on():
@@ -65,15 +62,11 @@ def test_nobody_notices_a_death_and_sync_waits_for_ever_while_async_goes_on():
     assert store.version == 60 - 1  # all but the batch that died with its worker
 
 
-def test_the_observer_sees_the_beginning_and_every_push():
+def test_the_observer_sees_the_beginning_and_every_push_of_as_many_workers_as_the_store_has():
     seen = []
-    run("async", [Worker(steady(1))], 5, observe=lambda time, store: seen.append((time, store.version)))
+    store, _ = run("async", [Worker(steady(1))], 5, observe=lambda time, store: seen.append((time, store.version)))
     assert seen == [(float(number), number) for number in range(6)]
-
-
-def test_another_number_of_workers_than_the_stores_is_refused():
-    store = create_store("async", np.ones(4), 2, rules.sgd, 0.1)
-    with pytest.raises(ValueError, match="3 workers for a store of 2"):
+    with pytest.raises(ValueError, match="3 workers for a store of 1"):
         simulate(store, lambda w, b: (w, 1), [Worker(steady(1))] * 3, range(5))
 
 

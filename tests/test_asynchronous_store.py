@@ -6,8 +6,8 @@ import time
 import numpy as np
 import pytest
 
-from gluon_parallel.asynchronous import create_store, parse_mode, rules, simulate, simulator, steady, uneven
-from gluon_parallel.asynchronous.worker_threads import WorkerThreads
+from gluon_parallel.asynchronous import create_store, rules, simulate, simulator, steady, uneven
+from gluon_parallel.asynchronous.training import WorkerThreads
 from gluon_parallel.errors import WorkerTimeout
 
 pytestmark = pytest.mark.arithmetic
@@ -62,27 +62,20 @@ def test_a_sync_step_of_n_workers_is_one_step_on_the_n_fold_batch(problem, num_w
     assert store.staleness.total == {0: 12}
 
 
-@pytest.mark.parametrize("optimizer", [("sgd", {"momentum": 0.9}), ("adam", {})])
-def test_backup_that_drops_nobody_is_sync_bit_for_bit(problem, optimizer):
-    sync, _ = train("sync", problem, optimizer=optimizer)
-    backup, _ = train("backup:0", problem, optimizer=optimizer)
-    np.testing.assert_array_equal(backup.weights, sync.weights)
+@pytest.mark.parametrize("optimizer", [("sgd", {"momentum": 0.9}), ("adam", {}), ("sgd", {})])
+def test_backup_that_drops_nobody_and_dc_without_strength_are_sync_and_async_bit_for_bit(problem, optimizer):
+    for mode, same in (("backup:0", "sync"), ("dc:0", "async")):
+        found, wanted = (train(one, problem, optimizer=optimizer)[0].weights for one in (mode, same))
+        np.testing.assert_array_equal(found, wanted)
 
 
-def test_ssp_without_slack_is_sync_up_to_the_order_of_adding(problem, rng):
+@pytest.mark.parametrize("mode", ["ssp:0", "local:1"])
+def test_modes_whose_workers_take_each_step_together_are_sync_up_to_the_order_of_adding(problem, rng, mode):
     problem = equal_batches(problem, rng)
-    sync, _ = train("sync", problem)
-    ssp, trace = train("ssp:0", problem)
-    # Three updates by a third each instead of one by their mean: other roundings, of numbers of size 1.
-    np.testing.assert_allclose(ssp.weights, sync.weights, rtol=1e-13, atol=1e-13)
-    assert trace.seconds == train("sync", problem)[1].seconds
-
-
-def test_local_with_one_step_between_averages_is_sync_up_to_rounding(problem):
-    sync, _ = train("sync", problem)
-    local, _ = train("local:1", problem)
-    # mean(w - lr g) instead of w - lr mean(g), with weights of size 1
-    np.testing.assert_allclose(local.weights, sync.weights, rtol=1e-13, atol=1e-13)
+    (found, trace), (sync, slow) = train(mode, problem), train("sync", problem)
+    # Updates by a third each, or means of updated weights: other roundings, of numbers of size 1.
+    np.testing.assert_allclose(found.weights, sync.weights, rtol=1e-13, atol=1e-13)
+    assert trace.seconds == slow.seconds
 
 
 @pytest.mark.parametrize("mode", ["sync", "ssp:0", "ssp:3", "local:1", "local:4", "async", "dc:0.5"])
@@ -94,10 +87,6 @@ def test_one_worker_in_whatever_mode_is_a_device_by_itself(problem, mode, optimi
         weights, state = update(weights, gradient(weights, batch)[0], state, 0.05)
     store, _ = train(mode, problem, 1, optimizer)
     np.testing.assert_array_equal(store.weights, weights)
-
-
-def test_compensation_of_no_strength_is_async_bit_for_bit(problem):
-    np.testing.assert_array_equal(train("dc:0", problem)[0].weights, train("async", problem)[0].weights)
 
 
 def test_each_worker_is_compensated_from_the_weights_that_it_pulled_itself(problem):
@@ -174,6 +163,15 @@ def test_backup_drops_the_slowest_and_sync_waits_for_it(problem):
         create_store("backup:3", np.zeros(1), 3, rules.sgd, 1.0)
 
 
+def test_a_worker_that_leaves_closes_the_round_of_one_that_waits_for_it():
+    store = create_store("backup:1", np.zeros(1), 3, rules.sgd, 1.0)
+    store.begin(range(5))
+    for turn in ("take 0", "take 1", "take 2", "push 0", "push 1", "take 0", "take 1", "push 0", "push 2"):
+        worker = int(turn[-1])
+        store.take(worker) if turn.startswith("take") else store.push(worker, np.zeros(1))
+    assert (store.version, store.is_gone(0), store.is_gone(1), store.is_gone(2)) == (2, True, False, True)
+
+
 @pytest.mark.parametrize("mode", ALL)
 def test_every_batch_is_handed_out_once_and_a_second_pass_works(problem, mode):
     weights, gradient, _ = problem
@@ -191,14 +189,10 @@ def test_every_batch_is_handed_out_once_and_a_second_pass_works(problem, mode):
     np.testing.assert_allclose(store.weights, weights, rtol=1e-12, atol=1e-13)
 
 
-def test_nobody_can_write_to_weights_that_others_hold(problem):
-    store, _ = train("async", problem)
+def test_writes_to_shared_weights_and_pushes_without_a_grant_or_of_another_shape_are_refused():
+    store = create_store("async", np.zeros(3), 2, rules.sgd, 0.1)
     with pytest.raises(ValueError, match="read-only"):
         store.weights[:] = 0
-
-
-def test_a_push_without_a_grant_or_of_another_shape_is_refused(problem):
-    store = create_store("async", np.zeros(3), 2, rules.sgd, 0.1)
     store.begin(range(4))
     with pytest.raises(ValueError, match="without having taken a grant"):
         store.push(0, np.zeros(3))
@@ -225,17 +219,12 @@ def test_no_update_is_lost_under_eight_threads_with_a_thousand_pushes_each(mode)
     assert sorted(seen) == list(range(8000))
     applied = sum(store.staleness.total.values())
     assert applied + sum(store.staleness.rejected) == 8000
-    name = parse_mode(mode).name
-    if name in ("ssp", "async"):
+    versions = {"sync": 1000, "ssp:1": 8000, "async": 8000, "dc": 8000}
+    assert store.version == versions.get(mode, store.version)
+    if mode in ("sync", "backup:1"):
+        np.testing.assert_allclose(store.weights, 8.0 * store.version, rtol=1e-12, atol=1e-12)  # sevenths are rounded
+    elif mode in ("ssp:1", "async"):
         np.testing.assert_array_equal(store.weights, 8000.0)
-        assert store.version == 8000
-    elif name == "sync":
-        np.testing.assert_array_equal(store.weights, 8 * 1000.0)
-    elif name == "backup":
-        # a seventh of each is rounded
-        np.testing.assert_allclose(store.weights, 8.0 * store.version, rtol=1e-12, atol=1e-12)
-    elif name == "dc":
-        assert store.version == 8000
 
 
 def test_a_pass_without_pushes_ends_and_says_who_had_a_batch():

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from processes import MPIRUN, not_passed, run_mpi, run_servers
 
+from gluon_parallel.errors import BarrierTimeout
 from gluon_parallel.kvstore import collective, flight_recorder
 from gluon_parallel.kvstore.flight_recorder import report, ring
 from gluon_parallel.native.records import C
@@ -81,6 +82,9 @@ def test_a_process_that_cannot_be_read_is_said_not_to_have_come_only_where_it_is
 
 
 def test_errors_name_the_outermost_function_also_after_one_that_failed():
+    with pytest.raises(BarrierTimeout), collective("gp.evaluate()"):
+        raise BarrierTimeout
+    assert ring.read(flight_recorder.RECORDER.memory)[-1].done == C.GAVE_UP
     with pytest.raises(ZeroDivisionError), collective("training.evaluate()"), collective("gp.evaluate()") as name:
         assert name == "training.evaluate()"
         raise ZeroDivisionError

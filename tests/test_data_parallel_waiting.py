@@ -11,7 +11,7 @@ import pytest
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel import engine, split
-from gluon_parallel.allreduce import by_mxnet, copy_sums
+from gluon_parallel.allreduce import copy_sums
 from mxnet import gluon, nd
 
 # MXNet's own waiting runs on cpu(0), which stands for the host here; these stand for GPUs.
@@ -27,7 +27,7 @@ WAITING = ["MXNDArrayWaitToRead", "MXNDArrayWaitToWrite", "MXNDArrayWaitAll", "M
 def as_on_gpus(monkeypatch):
     """Sums by MXNet's store, and host data copied on the host first."""
     monkeypatch.setattr(copy_sums, "_is_memory", lambda arrays: False)
-    monkeypatch.setattr(by_mxnet, "_are_of_gpus", lambda arrays: True)
+    monkeypatch.setattr(copy_sums, "_are_of_gpus", lambda arrays: True)
     monkeypatch.setattr(split, "_is_gpu", DEVICES.__contains__)
 
 

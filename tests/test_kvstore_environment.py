@@ -86,7 +86,7 @@ def imitate_mpi(monkeypatch, size):
     """An MPI that sees so many processes, and which cannot be used."""
     world = types.SimpleNamespace(size=size)
     mpi = types.SimpleNamespace(COMM_WORLD=world, get_vendor=lambda: ("Open MPI", (9, 9, 9)))
-    monkeypatch.setattr(startup.ending, "registered", [])
+    monkeypatch.setattr(startup, "registered", [])
     monkeypatch.setattr(startup, "_mpi", lambda limit: mpi)
     monkeypatch.setattr(
         startup, "_communicator", lambda mpi, limit: (_ for _ in ()).throw(InterruptedError("communicator"))
@@ -122,21 +122,15 @@ def test_a_process_that_was_started_alone_is_in_no_group_and_may_create_the_stor
         mx.kv.create("mpi")
 
 
-def test_the_store_that_the_user_names_goes_before_all_others(monkeypatch):
+def test_the_store_that_the_user_names_goes_before_all_others_and_an_empty_name_is_none(monkeypatch):
     imitate(monkeypatch, {**SRUN, "GLUON_PARALLEL_KVSTORE": "local"})
     assert environment.store_name() == "local" and gp.kvstore.create("auto").type == "local"
-
-
-def test_the_advice_is_about_the_store_that_sees_one_process(monkeypatch):
-    imitate(monkeypatch, {**SRUN, "GLUON_PARALLEL_KVSTORE": "horovod"})
-    with pytest.raises(gp.errors.StoreUnavailable) as caught:
-        environment.refuse_if_alone("horovod", 1, "Horovod")
-    assert "Horovod sees it alone" in str(caught.value) and "srun --mpi" not in str(caught.value)
-
-
-def test_an_empty_name_of_a_store_is_none(monkeypatch):
     imitate(monkeypatch, {**LAUNCH, "GLUON_PARALLEL_KVSTORE": ""})
     assert environment.launched_group().store == environment.store_name() == "mpi"
+    imitate(monkeypatch, {**SRUN, "GLUON_PARALLEL_KVSTORE": "horovod"})
+    with pytest.raises(gp.errors.StoreUnavailable, match="Horovod sees it alone") as caught:
+        environment.refuse_if_alone("horovod", 1, "Horovod")
+    assert "srun --mpi" not in str(caught.value)  # the advice is about the store that sees one process
 
 
 @pytest.mark.parametrize(

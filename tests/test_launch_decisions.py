@@ -5,7 +5,8 @@ import signal
 
 import pytest
 
-from gluon_parallel.kvstore.flight_recorder import on_signal
+from gluon_parallel.kvstore import heartbeat
+from gluon_parallel.kvstore.flight_recorder.report import SAID
 from gluon_parallel.launch.decisions import Decisions
 from gluon_parallel.launch.logs import Logs
 
@@ -44,7 +45,7 @@ class Group:
             self.ends_at[name] = min(self.now + waits, self.ends_at.get(name, 1e9))
         elif "signal" in message and name not in self.deaf:
             if message["signal"] == signal.SIGUSR1:
-                self.events.append((self.now, f"{name} says {on_signal.WRITTEN}"))
+                self.events.append((self.now, f"{name} says {heartbeat.WRITTEN}"))
             else:
                 self.ends_at[name] = self.now + 1  # it saves
 
@@ -125,7 +126,7 @@ def all_say(text, ranks=(0, 1)):
     return [f"0 rank {rank} says {text}" for rank in ranks]
 
 
-ARRIVED, GO_ON, LISTEN = all_say("arrived"), all_say("goes on"), all_say(on_signal.LISTENS)
+ARRIVED, GO_ON, LISTEN = all_say("arrived"), all_say("goes on"), all_say(heartbeat.LISTENS)
 THREE = {"workers": 3}
 # events, options, the failed member, the exit code, the message, the second at which it is seen
 FAILURES = {
@@ -231,7 +232,7 @@ def test_the_others_go_on_without_a_process_that_is_lost_and_are_told_its_number
 
 
 def test_processes_that_are_lost_before_the_launcher_has_heard_the_others_end_nothing(group):
-    listen = all_say(on_signal.LISTENS, range(4))
+    listen = all_say(heartbeat.LISTENS, range(4))
     ends = ["20 rank 2 exits 0", "20 rank 3 exits 0"]
     events = [*listen, "1 rank 0 exits -9", "1 rank 1 exits -9", *(f"9 rank {rank} says goes on" for rank in (2, 3))]
     done = group([*events, *ends], workers=4, min_processes=2)
@@ -295,7 +296,7 @@ def test_after_sighup_nothing_is_written_to_the_terminal(group, capsys):
 
 @pytest.mark.parametrize(("deaf", "stops"), [([], []), (["rank 0"], []), (["rank 0"], ["0.5 rank 0 stops"])])
 def test_processes_write_their_flight_recorders_before_they_are_ended_for_another_one(group, capsys, deaf, stops):
-    done = group([*LISTEN, *stops, "1 rank 1 exits -9", f"1 rank 0 prints {on_signal.SAID}a file"], deaf=deaf)
+    done = group([*LISTEN, *stops, "1 rank 1 exits -9", f"1 rank 0 prints {SAID}a file"], deaf=deaf)
     assert [message for _, name, message in done.sent if name == "rank 0"] == [
         *[{"signal": signal.SIGUSR1}] * (not stops), {"end": 3.0, "ask": True},
     ]  # fmt: skip

@@ -12,6 +12,7 @@ from test_kvstore_environment import MANY
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.data_parallel import checks
+from gluon_parallel.kvstore import separate_training
 from mxnet import gluon, nd
 
 CHECKS = Path(__file__).with_name("support") / "separate_checks.py"
@@ -101,6 +102,14 @@ def test_what_works_without_the_store_is_named_and_weights_that_come_apart_are_a
 def test_the_same_over_mxnets_servers(name):
     status, output = run_servers(2, CHECKS, "dist_sync", name)
     assert status == 0 and not not_passed(2, [name], output), output
+
+
+def test_every_single_trainer_needs_the_store_and_one_of_the_samplers(monkeypatch):
+    monkeypatch.setattr(separate_training, "_uses", separate_training._Uses())
+    for what, each in (("gluon.Trainer", True), ("the sampler", False)):
+        for connected in (True, False):
+            separate_training.note(what, connected, "write ...", each)
+    assert separate_training._uses.missing == {"gluon.Trainer": "write ..."}
 
 
 def norm_net(*norms):

@@ -52,7 +52,7 @@ def test_names_are_numbered_in_the_order_of_their_opening_beside_this_packages_n
 def store():
     """A store over servers that opens and records nothing."""
     store = object.__new__(Servers)
-    store._names, store._open = Names("dist_sync"), lambda *_: None
+    store._names, store._open_keys = Names("dist_sync"), lambda *_: None
     store._recorded = lambda *_: contextlib.nullcontext()
     return store
 

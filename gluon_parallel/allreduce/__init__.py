@@ -1,7 +1,7 @@
 """Sum, average or copy of the same arrays on all devices of this process, in place."""
 
-from .by_mxnet import sum_arrays as sum_arrays
 from .copy_sums import CopySums as CopySums
+from .copy_sums import sum_arrays as sum_arrays
 from .copy_sums import sum_rows as sum_rows
 from .functions import allreduce as allreduce
 from .functions import allreduce_each as allreduce_each

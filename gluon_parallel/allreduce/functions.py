@@ -75,8 +75,7 @@ def _name(value: object) -> str:
 def _noted(lists: Sequence[Sequence[mx.nd.NDArray]], zero: bool = True) -> Iterator[None]:
     """For a block that makes each list's arrays equal: a parameter's gradients are noted as summed.
 
-    With `zero`, gradients that no backward pass has written since the last sum become zero: their devices had no
-    samples.
+    With `zero`, gradients that are not fresh become zero before: their devices had no samples.
     """
     parameters = [gradients.owner(arrays) for arrays in lists]
     for parameter, arrays in zip(parameters, lists):
@@ -87,7 +86,7 @@ def _noted(lists: Sequence[Sequence[mx.nd.NDArray]], zero: bool = True) -> Itera
     for parameter, arrays in zip(parameters, lists):
         if parameter is not None and len(arrays) == len(parameter.list_ctx()):
             gradients.mark(parameter, False)
-            gradients.note_sums([parameter])
+            gradients.summed.add(parameter)
 
 
 def allreduce_each(lists: Iterable[Sequence[mx.nd.NDArray]], priority: int = 0) -> None:

@@ -20,7 +20,8 @@ from ..errors import GradientUnavailable
 
 # As the property `_fresh_grad` of NDArray does, in half the time: a step asks for every copy of every parameter.
 _get, _set = mx.base._LIB.MXNDArrayGetGradState, mx.base._LIB.MXNDArraySetGradState
-summed: weakref.WeakSet[mx.gluon.Parameter] = weakref.WeakSet()  # parameters whose copies all hold the sum
+# The parameters whose gradients all hold the sum, which no update has used.
+summed: weakref.WeakSet[mx.gluon.Parameter] = weakref.WeakSet()
 # id of an array, a gradient or a value -> its parameter
 _parameters: weakref.WeakValueDictionary[int, mx.gluon.Parameter] = weakref.WeakValueDictionary()
 
@@ -54,19 +55,13 @@ def zero_stale(parameter: mx.gluon.Parameter, arrays: Iterable[mx.nd.NDArray] | 
                 set_zero(gradient)
 
 
-def note_sums(parameters: Iterable[mx.gluon.Parameter]) -> None:
-    """All copies of these parameters' gradients hold the sum from now on; their marks were taken away."""
-    summed.update(parameters)
-
-
 def refuse_second_sum(parameter: mx.gluon.Parameter) -> None:
     """Refuse to sum gradients to which backward passes have added since the last sum, which all copies hold."""
     if parameter.grad_req == "add" and parameter in summed:
         raise GradientUnavailable(
-            f"the gradients of {parameter.name} hold a sum, to which a backward pass has added (grad_req='add'); "
-            "a second sum would count the first one once per device. Sum once for each update, after its last backward "
-            "pass: trainer.allreduce_grads(), trainer.update(num_samples), net.collect_params().zero_grad(). If they "
-            "were set to zero after the first sum, do that by zero_grad()"
+            f"the gradients of {parameter.name} hold a sum, to which a backward pass has added (grad_req='add'). Sum "
+            "once for each update, after its last backward pass: trainer.allreduce_grads(), "
+            "trainer.update(num_samples), net.collect_params().zero_grad()"
         )
 
 
@@ -77,16 +72,6 @@ def set_to_zero(zero_grad: Callable[..., None], target: mx.gluon.Parameter | mx.
         if parameter in summed:
             summed.discard(parameter)
             mark(parameter, True)  # as on one device, where zero_grad leaves the marks
-
-
-def is_summed(parameter: mx.gluon.Parameter) -> bool:
-    """Whether all copies of the gradient hold the sum, and none was used for an update since."""
-    return parameter in summed
-
-
-def forget_sums(parameters: Iterable[mx.gluon.Parameter]) -> None:
-    """The gradients of these parameters count as sums no longer."""
-    summed.difference_update(parameters)
 
 
 def use_sums(parameters: Iterable[mx.gluon.Parameter], is_first: bool) -> None:
@@ -113,10 +98,9 @@ def refuse_different_copies(parameter: mx.gluon.Parameter) -> None:
         for other, array in zip(others, copies[1:]):
             if not np.array_equal(other, first):
                 raise GradientUnavailable(
-                    f"the gradients of {parameter.name} on {copies[0].ctx} and {array.ctx} were summed, and "
-                    "then one of them was changed, so the weights would differ after the update. Change all copies "
-                    "alike, such as gluon.utils.clip_global_norm([gradient for parameter in parameters for gradient in "
-                    "parameter.list_grad()], largest)"
+                    f"the gradients of {parameter.name} on {copies[0].ctx} and {array.ctx} were summed, and then one "
+                    "of them was changed. Change all copies alike, such as gluon.utils.clip_global_norm([gradient for "
+                    "parameter in parameters for gradient in parameter.list_grad()], largest)"
                 )
 
     push(check, write=copies, name="gluon_parallel.equal gradients")
@@ -181,8 +165,7 @@ def clip_global_norm(
         if not is_sum and first.asnumpy().tobytes() != array.asnumpy().tobytes():
             raise GradientUnavailable(
                 f"clip_global_norm got the gradients of {parameter.name} on {first.ctx} and {array.ctx}, which are not "
-                "summed: their norm depends on the number of devices. Before it, call trainer.allreduce_grads(), or "
-                "gp.allreduce(parameter.list_grad()) for each parameter"
+                "summed; before it, call trainer.allreduce_grads(), or gp.allreduce(parameter.list_grad()) for each"
             )
     norm = clip_in_mxnet(counted, *args, **kwargs)
     for first, array in copies:

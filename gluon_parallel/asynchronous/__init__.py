@@ -1,13 +1,13 @@
 """Asynchronous training: workers that do not wait for each other, as threads, processes or in a simulator."""
 
 from . import rules as rules
-from .flat_net import FlatNet as FlatNet
 from .policies import MODES as MODES
 from .policies import create_store as create_store
 from .policies import parse_mode as parse_mode
 from .processes import Averaging as Averaging
+from .processes import Served as Served
 from .processes import check_store as check_store
-from .served import Served as Served
+from .simulator import FlatNet as FlatNet
 from .simulator import Worker as Worker
 from .simulator import simulate as simulate
 from .simulator import steady as steady

@@ -17,11 +17,6 @@ class Mode(NamedTuple):
     name: str  # one of MODES
     value: float  # what it means depends on the name; 0 where it means nothing
 
-    @property
-    def colour(self) -> str:
-        """The mode's colour in every plot."""
-        return _KINDS[self.name].colour
-
     def __str__(self) -> str:
         return self.name if _KINDS[self.name].option is None else f"{self.name}:{self.value:g}"
 
@@ -129,7 +124,7 @@ class Apart(Store):
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
-        self._own: dict[int, Array] = {}  # weights of those who have stepped since they had the common ones
+        self._own: dict[int, Array] = {}  # weights of workers that have stepped since they had the common ones
         self._states: dict[int, tuple] = {}
 
     def _weights_for(self, worker):
@@ -200,21 +195,19 @@ class _Kind(NamedTuple):
     default: float
     whole: bool
     least: float
-    colour: str
 
 
 _KINDS = {
-    "sync": _Kind(Rounds, None, "", 0, True, 0, "#1f2933"),
-    "backup": _Kind(Rounds, "drop", "how many of the slowest gradients each step does without", 1, True, 0, "#7b8794"),
-    "ssp": _Kind(Immediate, "bound", "how many steps a worker may be ahead of the slowest", 2, True, 0, "#2a6f97"),
-    "local": _Kind(Local, "every", "steps between two averages of the weights", 8, True, 1, "#588157"),
+    "sync": _Kind(Rounds, None, "", 0, True, 0),
+    "backup": _Kind(Rounds, "drop", "how many of the slowest gradients each step does without", 1, True, 0),
+    "ssp": _Kind(Immediate, "bound", "how many steps a worker may be ahead of the slowest", 2, True, 0),
+    "local": _Kind(Local, "every", "steps between two averages of the weights", 8, True, 1),
     "elastic": _Kind(
-        Elastic, "attraction", "how strongly all workers together and the centre attract each other (0 to 1)", 0.9,
-        False, 0, "#b8860b",
+        Elastic, "attraction", "how strongly workers and centre attract each other, 0 to 1", 0.9, False, 0
     ),
-    "async": _Kind(Immediate, None, "", 0, True, 0, "#c8102e"),
-    "dc": _Kind(Immediate, "strength", "lambda, the strength of the compensation", 0.04, False, 0, "#e07a5f"),
-}  # fmt: skip
+    "async": _Kind(Immediate, None, "", 0, True, 0),
+    "dc": _Kind(Immediate, "strength", "lambda, the strength of the compensation", 0.04, False, 0),
+}
 MODES = tuple(_KINDS)
 
 

@@ -14,15 +14,12 @@ from ..split import num_samples, split_and_load
 from .rules import Array, concatenate, cut
 
 
-def refuse_sync_batch_norm(net: Any) -> None:
-    """Raise for a layer in which the devices of a step meet, wherever it is in the net."""
+def _refuse_sync_batch_norm(net: Any) -> None:
     for block in blocks_of(net):
         if type(block).__name__ == "SyncBatchNorm":
             raise AsynchronousUnsupported(
-                f"{block.name} is a SyncBatchNorm: in it all devices wait for each other in the middle of the forward "
-                "pass, which is the wait that asynchronous training is there to avoid, and devices at different steps "
-                "would mix the statistics of different weights. Take nn.BatchNorm "
-                "(gluon_parallel.nn.revert_sync_batchnorm), or train synchronously with gp.DataParallel"
+                f"{block.name} is a SyncBatchNorm: in it all devices wait for each other, which asynchronous training "
+                "is there to avoid. Take nn.BatchNorm (gp.nn.revert_sync_batchnorm), or train with gp.DataParallel"
             )
 
 
@@ -30,7 +27,7 @@ class MeanGradient:
     """What a worker computes of a batch, on the `devices` that have the net; `reduction` is that of its loss."""
 
     def __init__(self, net: Any, loss: Callable, devices: Sequence[Any], reduction: Optional[str]) -> None:
-        refuse_sync_batch_norm(net)
+        _refuse_sync_batch_norm(net)
         self.net, self.loss, self.devices, self._losses = net, loss, devices, LossPerSample(reduction)
         self._trained = [one for one in net.collect_params().values() if one.grad_req != "null"]
 

@@ -1,4 +1,4 @@
-"""Deterministic simulator of asynchronous training: a real store, and workers on a virtual clock."""
+"""Deterministic simulator of asynchronous training: a real store, workers on a virtual clock, a small net in NumPy."""
 
 import heapq
 import itertools
@@ -7,7 +7,7 @@ from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 
-from .rules import Array
+from .rules import Array, concatenate, cut
 from .store import Grant, Store
 
 Seconds = Callable[[np.random.RandomState], float]  # how long a step takes, drawn anew for each
@@ -64,9 +64,8 @@ def simulate(store: Store, gradient: Callable[[Array, Any], tuple[Array, float]]
              observe: Optional[Callable[[float, Store], None]] = None) -> Trace:  # fmt: skip
     """Train on a virtual clock; returns what happened, step by step.
 
-    The gradients are real, only time is not: a step takes as long as its worker's distribution says. The outcome is a
-    function of the arguments alone. Each worker draws the lengths of its steps from a random stream of its own, so
-    they do not depend on the number of workers.
+    The gradients are real; a step takes as long as its worker's distribution says. The outcome is a function of the
+    arguments alone. Each worker draws the lengths of its steps from a random stream of its own.
 
     Args:
         store: what the workers share, see :func:`create_store`. It is trained.
@@ -126,3 +125,49 @@ def simulate(store: Store, gradient: Callable[[Array, Any], tuple[Array, float]]
     # No event is left, so a worker that lives and still has work waits for a dead one.
     waiting = any(not store.is_gone(number) for number in range(len(workers)) if number not in dead)
     return Trace(steps, steps[-1].end if steps else 0.0, dead if waiting else [])
+
+
+class FlatNet:
+    """A classifier with one hidden layer of rectified linear units, whose weights are one flat array.
+
+    Example:
+        >>> net = FlatNet(num_inputs=4, num_hidden=3, num_classes=2)
+        >>> weights = net.initial(seed=0)
+        >>> x, y = np.eye(4, dtype="float32"), np.array([0, 1, 0, 1])
+        >>> gradient, num_samples = net.gradient(weights, (x, y))
+        >>> weights.shape == gradient.shape == (4 * 3 + 3 + 3 * 2 + 2,), num_samples
+        (True, 4)
+    """
+
+    def __init__(self, num_inputs: int, num_hidden: int, num_classes: int) -> None:
+        self.shapes = [(num_inputs, num_hidden), (num_hidden,), (num_hidden, num_classes), (num_classes,)]
+
+    def initial(self, seed: int) -> Array:
+        """Random weights to begin with, float32."""
+        random = np.random.RandomState(seed)  # NumPy has frozen its stream
+        return concatenate([random.randn(*s) * np.sqrt(2 / s[0]) if len(s) > 1 else np.zeros(s) for s in self.shapes])
+
+    def logits(self, weights: Array, x: Array) -> Array:
+        """What the net says of inputs (N, num_inputs): (N, num_classes)."""
+        return self._forward(weights, x)[1]
+
+    def gradient(self, weights: Array, batch: Any) -> tuple[Array, int]:
+        """The gradient of the mean cross entropy over a batch ``(x, y)``, flat, and the number of its samples."""
+        x, y = batch
+        hidden, logits, w2 = self._forward(weights, x)
+        wrong = np.exp(logits - logits.max(axis=1, keepdims=True))
+        wrong /= wrong.sum(axis=1, keepdims=True)
+        wrong[np.arange(len(y)), y] -= 1
+        wrong /= len(y)
+        below = (wrong @ w2.T) * (hidden > 0)
+        parts = [x.T @ below, below.sum(axis=0), hidden.T @ wrong, wrong.sum(axis=0)]
+        return np.concatenate([part.ravel() for part in parts]), len(y)
+
+    def accuracy(self, weights: Array, x: Array, y: Array) -> float:
+        """The share of inputs for which the largest logit is that of the label."""
+        return float((self.logits(weights, x).argmax(axis=1) == y).mean())
+
+    def _forward(self, weights: Array, x: Array) -> tuple[Array, Array, Array]:
+        w1, b1, w2, b2 = cut(weights, self.shapes)
+        hidden = np.maximum(x @ w1 + b1, 0)
+        return hidden, hidden @ w2 + b2, w2

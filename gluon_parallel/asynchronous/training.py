@@ -1,4 +1,4 @@
-"""`Asynchronous`, the training of several devices of one process, each with a thread and a net of its own."""
+"""Asynchronous training of several devices of one process, each with a thread and a net of its own."""
 
 import copy
 import functools
@@ -12,14 +12,128 @@ import numpy as np
 
 from ..archive import Archive, described, refuse_differences
 from ..compat import mx
-from ..errors import CheckpointError, NotFinite
+from ..device_threads.thread import State
+from ..errors import CheckpointError, NotFinite, WorkerTimeout
 from ..split import as_devices
 from . import rules
 from .policies import create_store, parse_mode
 from .replica import Replica
-from .staleness import Staleness
-from .store import Store, frozen
-from .worker_threads import WorkerThreads
+from .rules import Array
+from .store import Grant, Staleness, Store, frozen
+
+_GRACE = 30.0  # seconds that a thread has to finish the step that it is in when all shall end
+
+
+class Stopped(Exception):
+    """Another worker failed, or the pass was interrupted: end without an error."""
+
+
+class WorkerThreads:
+    """One thread per worker of a store, each in the NumPy mode and scopes of the thread that calls :meth:`run`.
+
+    They use the store through this object alone, one at a time; the first failure ends all of them, and so do `timeout`
+    seconds without any push.
+    """
+
+    def __init__(self, store: Store, timeout: float) -> None:
+        self.store, self.timeout = store, timeout
+        self._lock = threading.Lock()
+        self._turn = threading.Condition(self._lock)  # notified after each push
+        self._ended = threading.Condition()  # a thread has; Ctrl-C may break a wait, so not with the workers' lock
+        self._running: set[threading.Thread] = set()
+        self._failure: Optional[BaseException] = None
+        self._stopped = False
+        self._pushes = 0
+
+    def run(self, work: Callable[[int], None], batches: Iterable[Any]) -> None:
+        """Begin a pass over the batches, and call ``work(worker)`` once in every thread until all have returned.
+
+        Raises the first exception of `work`; WorkerTimeout: nothing was pushed in time, or a thread does not end.
+        """
+        self.store.begin(batches)
+        self._failure, self._stopped, state = None, False, State()
+        threads = [
+            threading.Thread(target=self._run, args=(work, worker, state), name=f"worker {worker}", daemon=True)
+            for worker in range(self.store.num_workers)
+        ]
+        try:
+            for thread in threads:
+                self._running.add(thread)  # before it is: Ctrl-C may come within start()
+                thread.start()
+            self._watch()
+        finally:
+            self._join(threads)
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self, work: Callable[[int], None], worker: int, state: State) -> None:
+        failure: Optional[BaseException] = None
+        try:
+            state.apply()
+            work(worker)
+        except Stopped:
+            pass
+        except BaseException as error:  # it is raised where run() was called
+            failure = error
+        with self._lock:
+            if self._failure is None:
+                self._failure = failure
+            self._running.discard(threading.current_thread())
+        with self._ended:
+            self._ended.notify()
+
+    def _watch(self) -> None:
+        """Wait until all threads have ended or one has failed."""
+        pushes, limit = -1, 0.0
+        with self._ended:
+            while self._running and self._failure is None:
+                if self._pushes != pushes:
+                    pushes, limit = self._pushes, time.monotonic() + self.timeout
+                elif time.monotonic() > limit:
+                    late = ", ".join(f"worker {worker}" for worker in self.store.waiting_for()) or "nobody"
+                    raise WorkerTimeout(
+                        f"nothing was pushed for {self.timeout:g} s; {late} had a batch. Look for what holds it up, "
+                        "take a mode that does not wait for the slowest (async, dc, backup), or a longer timeout"
+                    )
+                self._ended.wait(0.1)
+
+    def _join(self, threads: list[threading.Thread]) -> None:
+        """Tell all threads to end, and wait for them.
+
+        ``Thread.join`` is asked only when a thread is about to end: before Python 3.13, Ctrl-C within it marks a thread
+        as stopped that still runs, and from then on nobody can wait for it.
+        """
+        with self._lock:
+            self._stopped = True
+            self._turn.notify_all()
+        with self._ended:
+            self._ended.wait_for(lambda: not self._running, 1.0)
+            self._running -= {thread for thread in threads if thread.ident is None}  # Ctrl-C came before its start
+            if not self._ended.wait_for(lambda: not self._running, _GRACE):
+                late = ", ".join(thread.name for thread in threads if thread in self._running)
+                raise WorkerTimeout(f"{late} did not end within {_GRACE:g} s after they were told to stop")
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
+
+    def next(self, worker: int) -> Optional[Grant]:
+        """Wait until the worker may start; returns None when the pass is over for it, and raises Stopped if for all."""
+        with self._lock:
+            while not self._stopped:
+                grant = self.store.take(worker)
+                if grant is not None or self.store.is_gone(worker):
+                    return grant
+                self._turn.wait()
+        raise Stopped
+
+    def push(self, worker: int, gradient: Array, num_samples: float = 1) -> None:
+        """Hand in a gradient; raises Stopped as :meth:`next`."""
+        with self._lock:
+            if self._stopped:
+                raise Stopped
+            self.store.push(worker, gradient, num_samples)
+            self._pushes += 1
+            self._turn.notify_all()
 
 
 class Pass(NamedTuple):
@@ -89,8 +203,11 @@ class Asynchronous:
         self._threads: Optional[WorkerThreads] = None  # from the first pass on
         self._observing = threading.Lock()
         self._restored: Optional[Archive] = None
-        # Only a check, before the first batch: whether the mode fits the number of workers.
-        create_store(self.mode, np.zeros(1, np.float32), len(self.devices), self._update, 1.0, reject_above)
+        self._new_store(np.zeros(1, np.float32))  # a check, before the first batch, that the mode fits the workers
+
+    def _new_store(self, weights: Array) -> Store:
+        num = len(self.devices)
+        return create_store(self.mode, weights, num, self._update, self.learning_rate, self.reject_above)
 
     @property
     def net(self) -> Any:
@@ -106,15 +223,6 @@ class Asynchronous:
         if self._threads is None:
             raise ValueError("nothing was trained yet; call train(batches) first")
         return self._threads
-
-    def _prepare(self, batch: Any) -> WorkerThreads:
-        for replica in self._replicas:
-            replica.prepare(batch)
-        first = self._replicas[0].get_weights()
-        store = create_store(self.mode, first, len(self.devices), self._update, self.learning_rate, self.reject_above)
-        if self._restored is not None:
-            self._fill(store, self._restored)
-        return WorkerThreads(store, self.timeout)
 
     def train(self, batches: Iterable[Any], observe: Optional[Callable[[float, int], None]] = None) -> Pass:
         """Train on every batch once; at the end all devices wait for each other, and the nets have the weights.
@@ -134,7 +242,12 @@ class Asynchronous:
         if not head:
             raise ValueError("train got no batch")
         if self._threads is None:
-            self._threads = self._prepare(head[0])
+            for replica in self._replicas:
+                replica.prepare(head[0])
+            store = self._new_store(self._replicas[0].get_weights())
+            if self._restored is not None:
+                self._fill(store, self._restored)
+            self._threads = WorkerThreads(store, self.timeout)
         store = self._threads.store
         store.lr = self.learning_rate
         results: list[tuple[int, float, int]] = []
@@ -160,9 +273,8 @@ class Asynchronous:
             loss, gradient, count = replica.gradient(grant.weights, grant.batch)
             if not np.isfinite(loss):
                 raise NotFinite(
-                    f"worker {worker} on {replica.device}, batch {grant.number}: the loss is {loss}. A smaller "
-                    "learning rate is the usual remedy, and the more so, the staler gradients are. NaN in the data "
-                    "is the other cause"
+                    f"worker {worker} on {replica.device}, batch {grant.number}: the loss is {loss}. Take a smaller "
+                    "learning rate, the more so, the staler gradients are; or look for NaN in the data"
                 )
             self._delay(worker)
             threads.push(worker, rules.clip(gradient, self.clip_global_norm), count)
@@ -195,9 +307,7 @@ class Asynchronous:
             CheckpointError: it was saved by something else; at the first :meth:`train`: it is of another architecture.
         """
         if "asynchronous" not in archive.facts:
-            raise CheckpointError(
-                f"{source} was not saved by asynchronous training; begin a new run, or continue it in its own mode"
-            )
+            raise CheckpointError(f"{source} was not saved by asynchronous training; begin a new run, or keep its mode")
         if self._threads is not None:
             raise ValueError("restore comes before the first train()")
         self._restored = archive
@@ -208,9 +318,8 @@ class Asynchronous:
         wanted = replica.named(store.weights)
         saved = {key.partition("/")[2]: one for key, one in archive.arrays.items() if key.startswith("parameters/")}
         kinds, held = {name: described(one) for name, one in wanted.items()}, {name: [saved[name]] for name in saved}
-        refuse_differences(
-            kinds, held, f"the checkpoint is of another architecture than this {type(replica.net).__name__}"
-        )
+        what = f"the checkpoint is of another architecture than this {type(replica.net).__name__}"
+        refuse_differences(kinds, held, what)
         values, num = [saved[name] for name in wanted], len(wanted) - len(replica.get_statistics())
         store.weights = frozen(rules.concatenate(values[:num]))
         self._average_statistics([values[num:]])

@@ -47,11 +47,7 @@ class BucketStore:
         self._calls = itertools.count()
 
     def allreduce(self, array: mx.nd.NDArray) -> mx.nd.NDArray:
-        """The sum over the processes, a new array with the same bits on all of them.
-
-        Args:
-            array: dense, on the CPU.
-        """
+        """The sum over the processes of dense arrays on the CPU: a new one, with the same bits on all of them."""
         result = mx.nd.empty(array.shape, dtype=array.dtype)
         if self._store is None:
             array.copyto(result)
@@ -60,11 +56,7 @@ class BucketStore:
         return result
 
     def allgather(self, array: mx.nd.NDArray) -> mx.nd.NDArray:
-        """``(num_workers, *shape)``: row r is the array of process r.
-
-        Args:
-            array: ``(*shape)``, dense, on the CPU.
-        """
+        """``(num_workers, *shape)``: row r is the array of process r, ``(*shape)``, dense, on the CPU."""
         result = mx.nd.empty((self.num_workers, *array.shape), dtype=array.dtype)
         if self._store is None:
             array.expand_dims(0).copyto(result)
@@ -95,16 +87,9 @@ class StatefulHook:
         self._trainer: mx.gluon.Trainer | None = None
 
     def belong_to(self, trainer: mx.gluon.Trainer) -> None:
-        """Sum the gradients of `trainer` from now on, and go on from what a checkpoint had for it.
-
-        Raises:
-            ValueError: it sums those of another trainer.
-        """
+        """Sum the gradients of `trainer` from now on, and go on from what a checkpoint had for it."""
         if self._trainer not in (None, trainer):
-            raise ValueError(
-                f"communication_hook={self!r} belongs to another trainer, and keeps parts of its gradients; make one "
-                "for each trainer"
-            )
+            raise ValueError(f"communication_hook={self!r} belongs to another trainer; make one for each trainer")
         self._trainer, trainer._communication_hook = trainer, self
         restored = vars(trainer).pop("_communication_state", None)
         if restored is not None:

@@ -35,9 +35,7 @@ class _Matrix(NamedTuple):
 
 
 def as_matrix(shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, int]]:
-    """How the gradient of a weight (O, I, kernel...) is a matrix whose factors are short: (axes, (n, m)).
-
-    Its rows are the outputs and its columns the inputs; each kernel axis goes to one of them.
+    """How the gradient of a weight (O, I, kernel...) is a matrix with short factors: (axes, (n, m)).
 
     Example:
         >>> as_matrix((64, 64, 3, 3)), as_matrix((10, 512))
@@ -110,9 +108,8 @@ class PowerSGD(StatefulHook):
     def __call__(self, bucket: GradientBucket, store: BucketStore) -> Sequence[mx.nd.NDArray]:
         matrices = self._matrices(bucket) if bucket.num_updates >= self.start_step else []
         compressed = {matrix.number for matrix in matrices}
-        sum_together(
-            [array for number, array in zip(bucket.numbers, bucket.gradients) if number not in compressed], store
-        )
+        rest = [array for number, array in zip(bucket.numbers, bucket.gradients) if number not in compressed]
+        sum_together(rest, store)
         if matrices:
             self._sum(matrices, bucket, store)
         return bucket.gradients
@@ -193,18 +190,12 @@ class PowerSGD(StatefulHook):
 
 
 def orthonormal_rows(rows: np.ndarray, others: Callable[[], np.ndarray] | None = None) -> np.ndarray:
-    """Gram-Schmidt: orthonormal rows that span what `rows` span, in float64.
+    """Gram-Schmidt: orthonormal rows that span what `rows` (rank, length) span, in float64.
 
-    Its bits depend on no library for matrices and on no processor, so they are the same on all processes.
-
-    Args:
-        rows: (rank, length).
-        others: returns (rank, length): of these, the row that replaces one that depends on those before it; without it,
-            that becomes zeros.
+    Its bits depend on no library for matrices and on no processor, so they are the same on all processes. A row that
+    depends on those before it is replaced by that of ``others()``, (rank, length), or else by zeros.
 
     Example:
-        >>> orthonormal_rows(np.array([[3.0, 0.0], [4.0, 2.0]])).tolist()
-        [[1.0, 0.0], [0.0, 1.0]]
         >>> orthonormal_rows(np.array([[0.0, 0.0], [4.0, 0.0]]), lambda: np.eye(2)[::-1]).tolist()
         [[0.0, 1.0], [1.0, 0.0]]
     """

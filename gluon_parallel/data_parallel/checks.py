@@ -14,6 +14,7 @@ from ..compat import mx
 from ..compat.array_types import Nested, leaves
 from ..errors import LOG, BatchMismatch, GradientUnavailable, StatisticsPerDevice, warn
 from ..kvstore.contract import contract
+from ..kvstore.factory import kind_of
 from ..nn.blocks import blocks_of
 from ..nn.sync_batch_norm.graph import plain_batch_norms
 
@@ -125,7 +126,7 @@ def check_classes(loss: Any, outputs: Sequence[Nested], labels: Sequence[Nested]
 
 
 def refuse_no_samples() -> NoReturn:
-    """Refuse an update over the samples of all processes where none of them had any."""
+    """Refuse an update where no process had any samples."""
     raise BatchMismatch(
         "no process had any samples in this step, so there is nothing to update with: step(None) is for a process "
         "that has run out of batches while others have not. End the epoch when all have (gp.sampler.join does)"
@@ -133,13 +134,7 @@ def refuse_no_samples() -> NoReturn:
 
 
 def call_in_words(inputs: Sequence[Nested], labels: Sequence[Nested], error: object) -> str:
-    """How the net and the loss were called, for an error of theirs: shapes or dtypes may be wrong, or the unpacking.
-
-    Example:
-        >>> print(call_in_words((mx.nd.ones((2, 6)),), (mx.nd.ones(2),), "an error"))
-        (the step called the net with 1 input (2, 6), and the loss with its outputs and 1 label (2,), for a shard of the
-        batch on cpu(0))
-    """
+    """How the net and the loss were called, for an error of theirs: shapes or dtypes may be wrong, or the unpacking."""
     arrays = [[array for _, array in leaves(nested)] for nested in (inputs, labels)]
 
     def say(array: Any) -> str:
@@ -173,18 +168,13 @@ def refuse_sums(trainer: mx.gluon.Trainer) -> None:
         )
     gradients = [parameter.name for parameter in trainable(trainer) if parameter._grad_stype != "default"]
     parameters, store = trainer._compression_params, trainer._kvstore_params["kvstore"]
-    name = str(getattr(store, "type", store)).lower()
-    if parameters and name.startswith(("dist", "horovod")):
+    name, kind = getattr(store, "type", store), kind_of(store)
+    if parameters and not kind.compresses:
         raise ValueError(
             f"compression_params={parameters!r}: over the store {name!r} the gradients' sum (MXNet's pushpull) "
             "cannot be compressed; leave compression_params out, or take the store mpi, which compresses"
         )
-    if isinstance(store, str) and len(trainer._contexts) > 1:  # for one, MXNet may do without a store
-        store = mx.kv.KVStoreBase.kv_registry.get(name)
-    kind = store if isinstance(store, type) else type(store)
-    is_ours = issubclass(kind, mx.kv.KVStoreBase) and not issubclass(kind, mx.kv.KVStore)
-    sums_none = is_ours and not getattr(kind, "sums_rows", False)
-    if gradients and (sums_none or name.startswith("dist")):  # which MXNet refuses where its servers do not update
+    if gradients and not kind.sums_rows:
         raise GradientUnavailable(
             f"{', '.join(gradients)}: the store {name!r} does not sum row_sparse gradients for an update on the "
             "devices; take the store mpi, build the layer with sparse_grad=False, or train with gluon.Trainer alone "

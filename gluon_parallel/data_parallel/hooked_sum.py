@@ -15,7 +15,8 @@ from ..compat.array_types import as_legacy, to_device
 from ..engine import make_plain
 from ..errors import ArrayMismatch, CompressionFault, GradientUnavailable, warn
 from ..kvstore.contract import is_distributed
-from ..kvstore.mpi.buckets import plan
+from ..kvstore.factory import kind_of
+from ..kvstore.mpi.plan import plan_buckets
 from ..kvstore.survival import survives
 
 _BUILT_IN = StoreCompression, PowerSGD
@@ -41,11 +42,11 @@ def connect(trainer: mx.gluon.Trainer, hook: Any, store: Any) -> HookedSum | Non
         raise ValueError(
             f"{where}: the trainer has compression_params={trainer._compression_params!r}; use one of them"
         )
-    kind = str(getattr(store, "type", store)).lower()
-    if kind.startswith(("dist", "horovod")):
+    kind = kind_of(store)
+    if not kind.takes_hooks:
         raise ValueError(
-            f"{where}: hooks need the store mpi, and the trainer's is {kind!r}; leave the hook out, or start the "
-            "processes with gluon-parallel launch and make the store by gp.kvstore.create('mpi')"
+            f"{where}: hooks need the store mpi, and the trainer's is {getattr(store, 'type', store)!r}; leave it "
+            "out, or start the processes with gluon-parallel launch and make the store by gp.kvstore.create('mpi')"
         )
     if isinstance(hook, _BUILT_IN) and not is_distributed(store):
         warn(
@@ -94,7 +95,7 @@ class HookedSum:
         make_plain(*own)
         sizes = [array.size * np.dtype(array.dtype).itemsize for array in own]
         kinds = [np.dtype(array.dtype).name for array in own]
-        for place, members in enumerate(plan(sizes, kinds, following=_BUCKET, alone=_BUCKET)):
+        for place, members in enumerate(plan_buckets(sizes, kinds, following=_BUCKET, alone=_BUCKET)):
             names = [parameters[member].name for member in members]
             numbers = [trainer._param2idx[name] for name in names]
             bucket = GradientBucket(

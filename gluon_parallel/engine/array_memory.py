@@ -32,9 +32,8 @@ _reorder = getattr(mx.base._LIB, "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv", N
 def make_plain(*arrays: mx.nd.NDArray) -> None:
     """Queue operators after which `arrays`, dense ones, are in the plain (row-major) memory layout, where they are.
 
-    What a convolution on a CPU returns lies in oneDNN's blocked layout, and asking for its memory inside the engine
-    would wait for ever. MXNet's operators reorder in place only some arrays (``reshape``: not those with five axes, nor
-    weights of grouped convolutions), so this is a method of its C++ class; on an array that is plain it does nothing.
+    What a convolution on a CPU returns lies in oneDNN's blocked layout; asking for its memory inside the engine would
+    wait for ever. MXNet's operators reorder only some arrays in place, so this is a method of its C++ class.
     """
     for array in arrays:
         if _reorder is not None and array.ctx.device_type != "gpu" and array.ndim > 1 and array.size:

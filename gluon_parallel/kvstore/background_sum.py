@@ -56,12 +56,12 @@ class _Place:
                 return False
         return True
 
+    @property
     def has_arrived(self) -> bool:
-        """Whether the sum is there, or has failed."""
         return bool(self._arrival.arrived)
 
     def __del__(self) -> None:
-        if not self._arrival.arrived:
+        if not self.has_arrived:
             _left.append((self._arrival, self._call))
 
 
@@ -91,10 +91,8 @@ def _wait(place: _Place, missing: str, hint: str) -> None:
         return
     limit = PATIENCE * default_timeout()
     if not place.arrives(limit):
-        problem = (f"{missing} came from the other processes within {limit:g} s. ") + flight_recorder.advice(
-            f"Every process must {hint}; look for an error in another process"
-        )
-        raise flight_recorder.gave_up(problem)
+        advice = flight_recorder.advice(f"Every process must {hint}; look for an error in another process")
+        raise flight_recorder.gave_up(f"{missing} came from the other processes within {limit:g} s", advice)
 
 
 class BackgroundSum:
@@ -131,8 +129,8 @@ class BackgroundSum:
         if self._last is not None:  # of a step that broke off: ps-lite would add this one to that
             _wait(self._last, "no numbers of an earlier step", "take as many steps")
             self._last.array.wait_to_read()  # raises what has ended it
-        self._free += [place for place in self._discarded if place.has_arrived()]
-        self._discarded = [place for place in self._discarded if not place.has_arrived()]
+        self._free += [place for place in self._discarded if place.has_arrived]
+        self._discarded = [place for place in self._discarded if not place.has_arrived]
         place = self._free.pop() if self._free else _Place(self._store, self._key, self._size)
         if isinstance(values, mx.nd.NDArray):
             values.astype("float64").copyto(place.array)
@@ -158,12 +156,10 @@ class BackgroundSum:
         missing: str = "no numbers of samples",
         hint: str = "take as many steps (gp.sampler.join sees to that)",
     ) -> np.ndarray:
-        """Wait for a sum that :meth:`sum` has started; returns it as a NumPy array.
+        """Wait for the sum `total` that :meth:`sum` has started; returns it as a NumPy array.
 
         Args:
-            total: the array that becomes the sum.
-            missing: for the error: what did not come.
-            hint: for the error: what every process must do.
+            missing, hint: for the error: what did not come, and what every process must do.
 
         Raises:
             WorkerLost: another process did not send its part within ten times ``GLUON_PARALLEL_TIMEOUT``, or the

@@ -14,15 +14,15 @@ from .handshake import signature
 class Store(Contract, mx.kvstore.KVStoreBase):
     """A store that sums gradients; the update runs on the devices.
 
-    MXNet's ``init``, ``push`` and ``pull`` are there for programs that are written with them. The store keeps an array
-    per key for them; ``pushpull`` needs none.
+    One over another transport connects the processes, sets `rank` and `num_workers` and calls ``_open()`` in its
+    constructor, and has ``_broadcast`` and ``_sum``; where it can do more, the attributes of :class:`.Contract` say so.
+
+    MXNet's ``init``, ``push`` and ``pull`` are there for programs that are written with them: for them alone the store
+    keeps an array per key.
     """
 
-    type: str  # its name
-    rank: int = 0  # this process's number
-    num_workers: int = 1  # how many processes take part
-    sums_together: bool = False  # whether small arrays of a list of keys travel together
-    sums_rows: bool = False  # whether row_sparse arrays are summed
+    rank: int = 0
+    num_workers: int = 1
 
     @staticmethod
     def is_capable(capability: str) -> bool:
@@ -79,10 +79,10 @@ class Store(Contract, mx.kvstore.KVStoreBase):
             self._sum(*one, priority - number)
 
     def _sum(self, key: Hashable, values: Sequence[Any], outs: Sequence[Any], priority: int) -> None:
-        """:meth:`pushpull` of one key; `outs` may be `values`.
+        """:meth:`pushpull` of one key; `outs` may be `values`, and arrays ``mx.np`` ones.
 
         It waits for nothing. Calls of one key keep their order; keys may come in another order on each process, and one
-        may need another's result first, so no thread of the engine may wait. Arrays may be ``mx.np`` ones.
+        may need another's result first, so no thread of the engine may wait.
         """
         raise NotImplementedError
 
@@ -90,9 +90,8 @@ class Store(Contract, mx.kvstore.KVStoreBase):
         for array in arrays:
             if array.stype != "default":
                 raise SparseUnsupported(
-                    f"store {self.type!r}, key {key}: the array on {array.ctx} is {array.stype}; only dense arrays are "
-                    "exchanged here. Build the layer with sparse_grad=False, or use the store mpi, which sums "
-                    "row_sparse gradients"
+                    f"store {self.type!r}, key {key}: the array on {array.ctx} is {array.stype}, expected a dense one. "
+                    "Build the layer with sparse_grad=False, or use the store mpi, which sums row_sparse gradients"
                 )
         self._check_alike(key, arrays)
 

@@ -68,9 +68,8 @@ def init_kvstore(init_in_mxnet: Callable[..., None], trainer: Any) -> None:
     is_alone = store is None or (isinstance(store, Store) and store.num_workers == 1)
     if is_alone and parameters and dict(parameters).get("type") != "none":
         warn(
-            f"compression_params={parameters!r}: gradients are compressed on their way to other processes, and this "
-            "process is alone, so they are not. Over several processes the results will differ from these; for the "
-            "same ones, leave compression_params out",
+            f"compression_params={parameters!r}: gradients are compressed between processes, and this process is "
+            "alone, so they are not. For the same results over several processes, leave compression_params out",
             CompressionFault,
         )
 
@@ -105,9 +104,8 @@ def init_optimizer(
         wanted = optimizer_params["rescale_grad"]
         if optimizer.rescale_grad != wanted:
             raise ValueError(
-                f"store {kvstore.type!r}: the optimizer was made with rescale_grad={optimizer.rescale_grad:g}, and the "
-                f"mean over the samples of all {kvstore.num_workers} processes takes {wanted:g}. Make it with "
-                "rescale_grad=1 / (batch_size * store.num_workers), or name it: optimizer='sgd'"
+                f"store {kvstore.type!r}: the optimizer has rescale_grad={optimizer.rescale_grad:g}, and the mean over "
+                f"all processes takes {wanted:g}: give it rescale_grad=1 / (batch_size * store.num_workers), or name it"
             )
     with warnings.catch_warnings():  # MXNet compares with the mean over this process's samples
         warnings.filterwarnings("ignore", "Optimizer created manually outside Module", UserWarning)

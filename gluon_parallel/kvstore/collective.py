@@ -1,16 +1,22 @@
-"""Collective functions, which all processes call: names in errors, repetition if a process is lost."""
+"""Collective functions, which all processes call: gather and broadcast; names in errors; repetition after a loss."""
 
 from __future__ import annotations
 
 import contextlib
+import pickle
 import threading
 from collections.abc import Iterator
 from typing import Any, Callable
 
+import numpy as np
+
 from ..errors import BarrierTimeout, WorkerLost
-from .contract import contract
+from .contract import contract, state_of
+from .factory import as_store
 from .flight_recorder import CALL, RECORDER
 
+_SAME_CALLS = "Every process must call the same functions in the same order, with arguments that are alike"
+_WORDS = 4096  # of 64 bits, in each exchange of objects: of one length, so a store opens one key only
 _thread = threading.local()
 
 
@@ -66,3 +72,81 @@ def committing(trainer: Any) -> Any:
     """The object whose ``commit`` waits for all sums before an update of the trainer, or None."""
     survival = None if trainer._kvstore is None else contract(trainer._kvstore).survival
     return survival if survival is not None and survival.trainer is trainer else None
+
+
+def gather(store: Any, purpose: str, vector: np.ndarray) -> np.ndarray:
+    """Every process's `vector`, (n,) float64, by rank: (num_workers, n); all processes call it.
+
+    Each says first which function it has called, `purpose`, unless an outer :func:`collective` has named another.
+
+    Raises:
+        WorkersDiffer: another process has called another function, or hands in another number of values.
+        BarrierTimeout, WorkerLost: another process has not called it in time.
+    """
+    ours, length = contract(store), len(vector)
+    if ours.num_workers == 1:
+        return vector[None].copy()
+    with collective(purpose) as name:
+        ours.agree([f"call {name} with {length} values"], _SAME_CALLS)
+        if not length:
+            return np.empty((ours.num_workers, 0))
+        state = state_of(ours)
+        if length not in state.keys:
+            state.keys[length] = next(state.new_keys)
+            ours.describe(state.keys[length], "functions that all call")
+        ours.prepare_gather(state.keys[length], length)
+        return ours.gather(state.keys[length], vector)
+
+
+def broadcast_object(value: Any, store: Any) -> Any:
+    """Send the `value` of process 0 to every process; all call it.
+
+    Args:
+        value: anything that ``pickle`` takes, such as a dict of settings or NumPy arrays; only process 0's counts.
+        store: a KVStore that sums, of any number of processes; ``training.store`` or one of ``gp.kvstore.create``.
+
+    Returns:
+        A copy of what process 0 handed in; there, and where it is alone, `value` itself.
+
+    Raises:
+        TypeError: on every process: process 0 handed in what cannot be pickled; or `store` is no KVStore.
+        Exception: on this process alone: what ``pickle`` raises where the value's class cannot be imported.
+        WorkersDiffer, WorkerLost, BarrierTimeout: another process has not called it.
+
+    Example:
+        >>> import mxnet as mx
+        >>> broadcast_object({"run": "runs/3"}, mx.kv.create("local"))
+        {'run': 'runs/3'}
+    """
+    store = as_store(store, "gp.broadcast_object")
+    sender = contract(store).ranks[0]
+
+    def received() -> Any:
+        if contract(store).ranks[0] != sender:
+            raise WorkerLost(f"gp.broadcast_object: process {sender} was lost before all had its object")
+        return gather_objects(value if store.rank == 0 else None, store, "gp.broadcast_object()")[0]
+
+    return together(store, received)
+
+
+def gather_objects(value: Any, store: Any, purpose: str) -> list[Any]:
+    """Objects of all processes, by rank, as :func:`gather`; this process's is `value` itself, not a copy."""
+    if store.num_workers == 1:
+        return [value]
+    with collective(purpose) as name:
+        try:  # the other processes wait for an answer in either case
+            data, failed = pickle.dumps(value, protocol=5), False
+        except Exception as error:
+            kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+            why = f"which cannot be pickled, as lambdas and open files cannot: {type(error).__name__}: {error}"
+            data, failed = f"a {kind}, {why}".encode(), True
+        heads = gather(store, name, np.array([len(data), failed], np.float64)).astype(int)
+        blocks = []
+        for begin in range(0, heads[:, 0].max(), 8 * _WORDS):
+            block = data[begin : begin + 8 * _WORDS].ljust(8 * _WORDS, b"\0")
+            blocks.append(gather(store, name, np.frombuffer(block)))
+        messages = [row.tobytes()[:size] for row, size in zip(np.concatenate(blocks, axis=1), heads[:, 0])]
+        for rank, message, has_failed in zip(contract(store).ranks, messages, heads[:, 1]):
+            if has_failed:
+                raise TypeError(f"{name}: process {rank} handed in {message.decode()}")
+        return [value if rank == store.rank else pickle.loads(message) for rank, message in enumerate(messages)]

@@ -15,8 +15,8 @@ import numpy as np
 from ..compat import mx
 from ..errors import BarrierTimeout, ExchangeError
 from . import flight_recorder
-from .environment import LIMIT, arrives, default_timeout
-from .handshake import SAME_MODEL, described, differ, leave_without_waiting, spelled, words_of
+from .environment import LIMIT, arrives, default_timeout, refuse_if_alone
+from .handshake import SAME_MODEL, SAME_VERSIONS, described, differ, leave_without_waiting, spelled, version, words_of
 from .reserved_keys import FIRST_EXCHANGE, HANDSHAKE_DIGEST, HANDSHAKE_WORDS
 
 Keys = Sequence[Hashable]
@@ -34,17 +34,37 @@ class Contract:
         has_groups: whether :meth:`part` makes stores of a part of the processes.
         reduces: whether :meth:`reduce` combines statistics of processes on their way.
         gathers_parts: whether there are :meth:`sum_parts` and :meth:`gather_parts`.
+        compresses: whether ``pushpull`` sums compressed gradients.
+        sums_rows: whether it sums row_sparse arrays.
+        takes_hooks: whether it has what communication hooks need: ``allgather``, and a sum under any new key.
         survival: of the training that goes on after a loss, see :mod:`.collective`; None: there is none.
     """
 
     type: Any
     rank: Any
     num_workers: Any
-    has_groups = reduces = gathers_parts = False
+    has_groups = reduces = gathers_parts = compresses = sums_rows = takes_hooks = False
     survival: Any = None
     broadcast: Callable[..., None]
     pushpull: Callable[..., None]
     _number: Any = 0  # of the store, for the flight recorder
+    _sums = True  # whether the sums of all processes come back
+
+    def _open(self, library: str, number: int = 0) -> None:
+        """Begin as process `rank` of `num_workers`, which are set: record exchanges, compare versions; collective.
+
+        Args:
+            library: what connects the processes, for the error where it sees this one alone.
+            number: of the store, among those of this process whose keys would be taken for each other's.
+        """
+        refuse_if_alone(self.type, self.num_workers, library)
+        flight_recorder.start(self.rank, self.num_workers)
+        self._number, self._exchanges = number, flight_recorder.StoreRecords(number)
+        self.agree([version()], SAME_VERSIONS)
+        if self._sums and self.num_workers > 1:
+            flight_recorder.move_to_shared_memory(
+                lambda text: [spelled(row) for row in self.gather(HANDSHAKE_WORDS, words_of(text))]
+            )
 
     @functools.cached_property
     def ranks(self) -> Sequence[int]:
@@ -60,9 +80,7 @@ class Contract:
         """What sums these arrays step after step: its ``push()`` starts all sums.
 
         Args:
-            keys: numbers or names; all processes name the same ones.
-            values: for each key an NDArray, or one NDArray per device; row_sparse ones too if the store sums them.
-            outs: what becomes the sums, as in ``pushpull``; by default `values`.
+            keys, values, outs: as of ``pushpull``; row_sparse arrays too if the store sums them.
             priorities: for each key; by default 0, -1, -2 and so on, as MXNet's Trainer has them.
 
         Raises:
@@ -99,8 +117,7 @@ class Contract:
     def agree(self, says: Sequence[str], advice: str) -> None:
         """Go on only if all processes say the same sentences; all call this equally often and in the same order.
 
-        Each process sends 64 bits of a digest of its sentences. Only if they differ, sentences themselves travel, so
-        that all can say which ones differ.
+        Each process sends 64 bits of a digest of its sentences. Only if they differ, the sentences themselves travel.
 
         Args:
             says: what this process does, each beginning with a verb, such as "run MXNet 1.9.1".
@@ -165,11 +182,8 @@ class Contract:
         rows = self._gathered(key, vector, limit)
         if rows is None:
             waited = f"process {self.rank} of {self.num_workers} waited {limit:g} s for the others"
-            advice = flight_recorder.advice(
-                "Every process must run the same layers in the same order for the same number of steps; look for an "
-                "error in another process"
-            )
-            raise flight_recorder.gave_up(waited, advice, BarrierTimeout)
+            advice = "Every process must run the same layers equally often, in one order; look for an error in another"
+            raise flight_recorder.gave_up(waited, flight_recorder.advice(advice), BarrierTimeout)
         return rows
 
     def _gathered(self, key: Hashable, vector: np.ndarray, limit: float) -> np.ndarray | None:
@@ -188,9 +202,8 @@ class Contract:
         pieces = array.asnumpy()
         if not ((pieces >= 0) & (pieces < 1 << 16) & (pieces == np.floor(pieces))).all():
             raise ExchangeError(
-                f"the KVStore {self.type!r} returned something else than the sum of what the processes sent. A store "
-                "that runs the optimizer cannot carry moments: build the trainer with update_on_kvstore=False, or give "
-                "the layer a store of its own."
+                f"the KVStore {self.type!r} did not return the sum of what the processes sent, as one that runs the "
+                "optimizer: make the trainer with update_on_kvstore=False, or give the layer a store of its own"
             )
         return pieces.astype(np.uint16).view(vector.dtype)
 
@@ -198,26 +211,11 @@ class Contract:
         """Start to replace a float32 `array` on the CPU by its sum over the processes; nothing is compared."""
         self.pushpull(key, array, out=array)
 
-    def _move_recorder(self) -> None:
-        """Let the processes of a host read each other's flight recorders, if the store has not done so."""
-
-        def gather(text: str) -> list[str]:
-            return [spelled(row) for row in self.gather(HANDSHAKE_WORDS, words_of(text))]
-
-        if self.num_workers > 1:
-            flight_recorder.move_to_shared_memory(gather)
-
     def shared_gather(self, key: Hashable, vector: np.ndarray) -> Any:
         """Where :meth:`gather` goes through shared memory, for the C library; None if it does not."""
 
     def reduce(self, key: Hashable, message: np.ndarray, direction: int) -> np.ndarray:
-        """The messages of all processes combined, of a store that `reduces`: see :func:`.combine`, with headers.
-
-        Args:
-            key: a number or a name, used for nothing else.
-            message: (n,) float64, with a header.
-            direction: 0 for moments, 1 for sums.
-        """
+        """The messages of all processes, (n,) float64, combined by :func:`.combine`, of a store that `reduces`."""
         raise NotImplementedError
 
     def sum_parts(self, keys: Keys, arrays: Arrays, bounds: Bounds, whole: bool = False) -> None:
@@ -227,8 +225,7 @@ class Contract:
         up in the order of ``pushpull``.
 
         Args:
-            keys: those of the trainer's parameters. All processes name the same ones in the same order; arrays that
-                are ready earlier come earlier.
+            keys: of parameters, the same in the same order on all processes; what is ready earlier comes earlier.
             arrays: for each key, one NDArray per device, all of which get the sums.
             bounds: as of :meth:`gather_parts`.
             whole: every process gets the whole sums.
@@ -254,11 +251,7 @@ class Contract:
 class Plan:
     """Sums of the same arrays, step after step; made by :meth:`Contract.plan`.
 
-    It serves these arrays and this store, also after a loss or a change of compression. Where another array takes the
-    place of one of them, or the trainer another store, make another plan.
-
-    Attributes:
-        store: the KVStore.
+    It serves these arrays and its `store`, a KVStore, also after a loss or a change of compression.
     """
 
     def __init__(
@@ -285,7 +278,9 @@ class Plan:
 
 
 class _Foreign(Contract):
-    """A store of another program, or of MXNet; or None, which is this process alone."""
+    """A store of another program, or of MXNet; or None, or a name, which is this process alone."""
+
+    compresses = True  # or says that it does not
 
     def __init__(self, store: Any) -> None:
         self.store = store
@@ -293,6 +288,8 @@ class _Foreign(Contract):
         self.rank, self.num_workers = getattr(store, "rank", 0), getattr(store, "num_workers", 1)
         if store is not None and not isinstance(store, str):
             self.broadcast, self.pushpull = store.broadcast, store.pushpull
+        self.takes_hooks = self.num_workers == 1  # nothing is exchanged then
+        self.sums_rows = store is None or isinstance(store, (str, mx.kv.KVStore))
 
     def describe(self, key: Hashable, text: str) -> None:
         """Nothing: what it exchanges is not recorded."""

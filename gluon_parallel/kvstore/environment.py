@@ -22,10 +22,7 @@ _HOROVODRUN = "`horovodrun --check-build` shows what Horovod was built with; wit
 
 
 def min_processes() -> Optional[int]:
-    """How many processes must be left to go on without lost ones; None: a lost process ends all.
-
-    ValueError: the variable holds something else than a number of processes.
-    """
+    """How many processes must be left to go on without lost ones; None: a lost process ends all."""
     text = os.environ.get(MIN_PROCESSES)
     if text is None:
         return None
@@ -112,11 +109,7 @@ _LONGEST = 9e8  # seconds; a wait of ten limits must stay below what threads can
 
 
 def default_timeout(otherwise: float = 60) -> float:
-    """The limit for every wait, in seconds: ``GLUON_PARALLEL_TIMEOUT``, or `otherwise` where it is not set.
-
-    Raises:
-        ValueError: the variable is no positive number, or too large a one.
-    """
+    """The limit for every wait, in seconds: ``GLUON_PARALLEL_TIMEOUT``, or `otherwise`; ValueError: it is no limit."""
     text = os.environ.get(LIMIT, str(otherwise))
     try:
         seconds = float(text)

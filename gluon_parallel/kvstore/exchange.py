@@ -1,4 +1,4 @@
-"""Vectors of all processes, gathered or combined through any KVStore, also one that can only sum."""
+"""Vectors of all processes, combined call by call through any KVStore, also one that can only sum."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from .. import native
 from ..compat import mx
 from ..errors import BarrierTimeout, ExchangeError, WorkerLost, WorkersDiffer
 from ..native.records import C, address_of
-from .collective import collective
 from .contract import contract, state_of
 
 HEADER = C.HEADER  # [1, call number]: how many processes a message is from, and their call
@@ -36,51 +35,11 @@ def open_store(kvstore: Any) -> Any:
     return _created(kvstore) if isinstance(kvstore, str) else kvstore
 
 
-def gather(store: Any, purpose: str, vector: np.ndarray) -> np.ndarray:
-    """Every process's `vector`, by rank; all processes call it.
-
-    All functions that gather first say which one they are, so processes that have called different ones hear of it at
-    once.
-
-    Args:
-        store: a KVStore, see :func:`open_store`.
-        purpose: the function that every process must call, for the errors; one that calls it, see :func:`.collective`.
-        vector: (n,) float64.
-
-    Returns:
-        (num_workers, n) float64.
-
-    Raises:
-        WorkersDiffer: another process has called another function, or hands in another number of values.
-        BarrierTimeout, WorkerLost: another process has not called it in time.
-
-    Example:
-        >>> gather(open_store("local"), "gp.metrics.gather_rows()", np.array([1.5]))
-        array([[1.5]])
-    """
-    ours, length = contract(store), len(vector)
-    if ours.num_workers == 1:
-        return vector[None].copy()
-    with collective(purpose) as name:
-        ours.agree([f"call {name} with {length} values"], _SAME_CALLS)
-        if not length:
-            return np.empty((ours.num_workers, 0))
-        state = state_of(ours)
-        if length not in state.keys:
-            state.keys[length] = next(state.new_keys)
-            ours.describe(state.keys[length], "functions that all call")
-        ours.prepare_gather(state.keys[length], length)
-        return ours.gather(state.keys[length], vector)
-
-
-_SAME_CALLS = "Every process must call the same functions in the same order, with arguments that are alike"
-
-
 class Exchange:
     """All processes hand in a vector of one length and get all of them combined, call by call.
 
-    What is combined afterwards is combined in float64 and by its own rule; sums of means and squares inside the store
-    would lose what they are meant to keep. Build and prepare exchanges in the same order in every process.
+    They are combined in float64; sums of means and squares inside the store would lose what they are meant to keep.
+    Build and prepare exchanges in the same order in every process.
 
     Args:
         store: a KVStore that sums over processes, see :func:`open_store`.
@@ -111,16 +70,12 @@ class Exchange:
         self._contract.prepare_gather(self._key, HEADER + length)
 
     def combine(self, call: int, vector: np.ndarray, direction: int, has_begun: bool = False) -> np.ndarray:
-        """Send `vector`, and get those of all processes combined, see :func:`combine`.
+        """Send `vector`, (length,) float64, and get those of all processes combined, with the same bits everywhere.
 
         Args:
             call: a number that must be the same in all processes, to notice when they are out of step.
-            vector: (length,) float64.
+            direction: 0 for (count, mean, squared deviations) of each channel, 1 for sums; see :func:`combine`.
             has_begun: the C library has sent it through :attr:`shared_gather`, and waits no longer.
-            direction: 0 for (count, mean, squared deviations) of each channel, 1 for sums.
-
-        Returns:
-            (length,) float64, the same bits on every process.
 
         Raises:
             BarrierTimeout: another process did not send its part in time.
@@ -128,7 +83,9 @@ class Exchange:
         """
         message = np.concatenate([(1.0, call), vector])
         header = self._contract.num_workers, call  # of each process's message, once
-        shared = self._find_shared_gather(message)
+        if self.shared_gather is None:
+            self.shared_gather = self._contract.shared_gather(self._key, message)
+        shared = self.shared_gather
         if shared is not None:
             rows = self._named(call, shared.gather, message, has_begun)
         else:
@@ -178,11 +135,6 @@ class Exchange:
         number, message = self.shared_gather.last()
         return number, -1 if message is None else int(message[1])
 
-    def _find_shared_gather(self, message: np.ndarray) -> Any:
-        if self.shared_gather is None:
-            self.shared_gather = self._contract.shared_gather(self._key, message)
-        return self.shared_gather
-
     def _named(self, call: int, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call it; errors name this exchange."""
         try:
@@ -195,20 +147,16 @@ class Exchange:
             calls = ", ".join(f"process {rank} at call {row[1]:g}" for rank, row in zip(self._contract.ranks, rows))
             raise ExchangeError(
                 f"{self.name}: the processes are out of step: {calls}. Each must run this layer equally often; after "
-                "an error in one of them, restart all."
+                "an error in one of them, restart all"
             )
 
 
 def combine(rows: np.ndarray, direction: int, messages: bool = False) -> np.ndarray:
-    """Combine rows of moments in the forward pass (direction 0), of sums in the backward pass (1).
+    """Combine rows of moments in the forward pass (direction 0), of sums in the backward pass (1): (length,) float64.
 
     Args:
         rows: (num, length) float64, one row for each device or process.
-        direction: 0 or 1.
         messages: whether the rows have headers, which are combined as well.
-
-    Returns:
-        (length,) float64.
     """
     rows, (num, length) = np.ascontiguousarray(rows, np.float64), rows.shape
     result = np.empty(length)

@@ -7,10 +7,11 @@ from typing import Any
 from ..compat import mx
 from ..errors import StoreUnavailable
 from . import heartbeat, separate_training
+from .contract import contract
 from .environment import store_name
 from .horovod import Horovod
 from .mpi.store import MPI
-from .servers import the_store
+from .servers import Servers, the_store
 
 _CLASSES = (MPI, Horovod)
 OURS = tuple(store.type for store in _CLASSES)
@@ -47,11 +48,19 @@ def create(name: str = "local") -> Any:
         1
     """
     name = known_name(name)
-    if not name.lower().startswith("dist"):
-        return separate_training.note_store(_create_in_mxnet(name))
-    heartbeat.send("arrived")  # MXNet's stores wait for all processes in here, without a limit
+    over_servers = name.lower().startswith("dist")
+    if over_servers or name.lower() in OURS:
+        heartbeat.send("arrived")  # from now on it waits for all processes
     is_worker = os.environ.get("DMLC_ROLE", "worker") == "worker"  # a server makes itself a store, too
-    return separate_training.note_store(the_store(name, _create_in_mxnet) if is_worker else _create_in_mxnet(name))
+    store = the_store(name, _create_in_mxnet) if over_servers and is_worker else _create_in_mxnet(name)
+    return separate_training.note_store(store)
+
+
+def kind_of(store: Any) -> Any:
+    """A trainer's store as a :class:`.Contract`, or the class of the one that it makes of this name; for attributes."""
+    name = store.lower() if isinstance(store, str) else ""
+    name = store_name() if name == "auto" else name
+    return Servers if name.startswith("dist") else dict(zip(OURS, _CLASSES)).get(name) or contract(store)
 
 
 def known_name(name: str) -> str:
@@ -74,12 +83,7 @@ def known_name(name: str) -> str:
 
 
 def as_store(store: Any, where: str) -> Any:
-    """`store`, which must be a KVStore; TypeError: it is a name or something else, handed to the function `where`.
-
-    Example:
-        >>> as_store(create("local"), "gather").type
-        'local'
-    """
+    """`store`, which must be a KVStore; TypeError: it is a name or something else, handed to the function `where`."""
     if all(hasattr(store, name) for name in ("pushpull", "broadcast", "rank", "num_workers")):
         return store
     hint = (

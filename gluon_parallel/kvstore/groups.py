@@ -7,8 +7,8 @@ from typing import Any, Optional, Union
 import numpy as np
 
 from ..errors import StoreUnavailable
+from .collective import gather
 from .contract import contract, state_of
-from .exchange import gather
 from .factory import as_store
 from .flight_recorder.ring import host
 from .handshake import differ

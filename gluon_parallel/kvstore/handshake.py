@@ -37,12 +37,7 @@ def version() -> str:
 
 
 def words_of(text: str) -> np.ndarray:
-    """`text` as (160,) numbers, filled with zeros. A longer one is cut off, and ends with a digest of all of it.
-
-    Example:
-        >>> spelled(words_of("float32 (2, 3) under key 4"))
-        'float32 (2, 3) under key 4'
-    """
+    """`text` as (160,) numbers, filled with zeros. A longer one is cut off, and ends with a digest of all of it."""
     data = text.encode()
     if len(data) > _BYTES:
         data = data[: _BYTES - 17] + b"~" + hashlib.sha256(data).hexdigest()[:16].encode()
@@ -55,36 +50,19 @@ def spelled(numbers: np.ndarray) -> str:
 
 
 def described(keys: Sequence[Hashable], arrays: Sequence[Any]) -> list[str]:
-    """What is about to be sent, in words, key by key.
-
-    Example:
-        >>> from mxnet import nd
-        >>> described([3, "b"], [nd.zeros((2, 3)), [nd.zeros(1, dtype="int32")]])
-        ['send float32 (2, 3) under key 3', 'send int32 (1,) under key b']
-    """
+    """What is about to be sent, in words, key by key: ``send float32 (2, 3) under key 3``."""
     return [f"send {signature(array)} under key {key}" for key, array in zip(keys, arrays)]
 
 
 def signature(arrays: Any) -> str:
-    """Shape and dtype of an array, or of the first of a list of them, in words.
-
-    Example:
-        >>> from mxnet import nd
-        >>> signature([nd.zeros((2, 3)).tostype("row_sparse")])
-        'row_sparse float32 (2, 3)'
-    """
+    """Shape and dtype of an array, or of the first of a list of them, in words: ``row_sparse float32 (2, 3)``."""
     first = arrays[0] if isinstance(arrays, (list, tuple)) else arrays
     sparse = "" if first.stype == "default" else f"{first.stype} "
     return f"{sparse}{np.dtype(first.dtype).name} {tuple(first.shape)}"
 
 
 def divided_by(number: float) -> str:
-    """What a process divides the sums of gradients by, in words.
-
-    Example:
-        >>> divided_by(1 / (1 / 49))
-        'divide by 49'
-    """
+    """What a process divides the sums of gradients by, in words: ``divide by 49``."""
     return f"divide by {number:.7g}"
 
 
@@ -101,8 +79,7 @@ def differ(where: str, said: Mapping[int, str], advice: str) -> WorkersDiffer:
     parts = []
     for sentence, who in ranks.items():
         verb, space, rest = sentence.partition(" ")
-        is_one = len(who) == 1
-        named = f"process {who[0]} {verb}s" if is_one else f"processes {', '.join(map(str, who))} {verb}"
+        named = f"process {who[0]} {verb}s" if len(who) == 1 else f"processes {', '.join(map(str, who))} {verb}"
         parts.append(named + space + rest)
     return WorkersDiffer(f"{where}: {', '.join(parts)}. {advice}")
 

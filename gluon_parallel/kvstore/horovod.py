@@ -11,10 +11,7 @@ from ..compat import mx
 from ..compat.array_types import as_legacy
 from ..engine import order
 from ..errors import StoreUnavailable
-from . import flight_recorder, heartbeat
 from .base import Store
-from .environment import refuse_if_alone
-from .handshake import SAME_VERSIONS, version
 
 INSTALL = (
     "`sh scripts/make_horovod.sh` in a clone of gluon_parallel's repository builds it into .venv-horovod (3 minutes, "
@@ -36,16 +33,10 @@ class Horovod(Store):
             raise StoreUnavailable(
                 f"the store 'horovod' needs Horovod built for MXNet ({error}). {INSTALL}; or choose mpi or dist_sync"
             ) from error
-        heartbeat.send("arrived")
         self._horovod.init()
         self.rank, self.num_workers = self._horovod.rank(), self._horovod.size()
-        refuse_if_alone("horovod", self.num_workers, "Horovod")
-        flight_recorder.start(self.rank, self.num_workers)
         self._last: dict[str, Any] = {}  # name -> an array that is ready when the last exchange under it is
-        self._number = next(_numbers)
-        self._exchanges = flight_recorder.StoreRecords(self._number)
-        self.agree([version()], SAME_VERSIONS)
-        self._move_recorder()
+        self._open("Horovod", next(_numbers))
 
     def _broadcast(self, key: Hashable, value: Any, outs: Sequence[Any], priority: int) -> None:
         value, *outs = map(as_legacy, (value, *outs))
@@ -53,11 +44,10 @@ class Horovod(Store):
         self.compare_once([key], [value])
         if outs[0] is not value:
             value.copyto(outs[0])
-        exchange = self._exchanges.begin("b", key, [value], outs)
-        with self._after_last(f"broadcast {key}", outs[0]) as name:
-            self._horovod.broadcast_(outs[0], root_rank=0, name=name, priority=priority)
-        _copy_to_others(outs)
-        exchange.end()
+        with self._exchanges.recorded("b", key, [value], outs):
+            with self._after_last(f"broadcast {key}", outs[0]) as name:
+                self._horovod.broadcast_(outs[0], root_rank=0, name=name, priority=priority)
+            _copy_to_others(outs)
 
     def _sum(self, key: Hashable, values: Sequence[Any], outs: Sequence[Any], priority: int) -> None:
         self._check(key, [*values, *outs])
@@ -69,11 +59,10 @@ class Horovod(Store):
                 total.copyto(outs[0])
         elif len(values) > 1:
             allreduce_each([outs], priority)
-        exchange = self._exchanges.begin("s", key, outs[:1], outs)
-        with self._after_last(str(key), outs[0]) as name:
-            self._horovod.allreduce_(outs[0], average=False, name=name, priority=priority)
-        _copy_to_others(outs)
-        exchange.end()
+        with self._exchanges.recorded("s", key, outs[:1], outs):
+            with self._after_last(str(key), outs[0]) as name:
+                self._horovod.allreduce_(outs[0], average=False, name=name, priority=priority)
+            _copy_to_others(outs)
 
     def set_gradient_compression(self, compression_params: Any) -> None:
         """Refused: Horovod would have to be told at every exchange."""
@@ -83,9 +72,8 @@ class Horovod(Store):
         )
 
     def _start_sum(self, key: Hashable, array: Any) -> None:
-        exchange = self._exchanges.begin("g", key, [array], [array])
-        self._horovod.allreduce_(array, average=False, name=f"gluon_parallel gather {key}", priority=0)
-        exchange.end()
+        with self._exchanges.recorded("g", key, [array], [array]):
+            self._horovod.allreduce_(array, average=False, name=f"gluon_parallel gather {key}", priority=0)
 
     @contextlib.contextmanager
     def _after_last(self, name: str, array: Any) -> Iterator[str]:

@@ -15,7 +15,7 @@ from . import flight_recorder
 from .base import pairs
 from .contract import Contract
 from .environment import LIMIT, arrives, default_timeout
-from .handshake import SAME_VERSIONS, differ, leave_without_waiting, signature, spelled, version, words_of
+from .handshake import differ, leave_without_waiting, signature, spelled, words_of
 from .reserved_keys import FIRST_COUNT, FIRST_RESERVED
 
 _living: weakref.WeakValueDictionary = weakref.WeakValueDictionary()  # the one store of this process, by its name
@@ -27,12 +27,6 @@ class Names:
     The checks and statistics of this package travel under whole numbers, so the store is given only those. MXNet
     numbers names from 0 in the order in which they are opened, and an optimizer on the servers knows them by these
     numbers; so do we.
-
-    Example:
-        >>> names = Names("dist_sync")
-        >>> names.open(["weight", "bias"])
-        >>> names.numbers("bias"), names.numbers(["weight", "bias"]), names.numbers(1 << 20)
-        (1, [0, 1], 1048576)
     """
 
     def __init__(self, store: str) -> None:
@@ -80,16 +74,12 @@ class Servers(Contract, mx.kvstore.KVStore):
         store._num_compared = 0
         store._sums = "async" not in store.type
         store._compressed = False
-        flight_recorder.start(store.rank, store.num_workers)
-        store._exchanges = flight_recorder.StoreRecords()
-        store.agree([version()], SAME_VERSIONS)
-        if store._sums:  # asynchronous workers are not at the same exchange, and a store without sums gathers nothing
-            store._move_recorder()
+        store._open("MXNet")
         return store
 
     def init(self, key: Any, value: Any) -> None:
         """As MXNet's; every process must send arrays alike, and under each key once."""
-        self._open(key, value)
+        self._open_keys(key, value)
         with self._recorded("b", key, value) as numbers:
             super().init(numbers, value)
 
@@ -101,19 +91,18 @@ class Servers(Contract, mx.kvstore.KVStore):
         Raises:
             WorkerLost: the values did not come within ``GLUON_PARALLEL_TIMEOUT``.
         """
-        self._open(key, value)
+        self._open_keys(key, value)
         with self._recorded("b", key, value, out) as numbers:
             super().broadcast(numbers, value, out, priority)
         limit = default_timeout()
         for one, arrays in pairs(key, out):
             if not all(arrives(array, limit) for array in as_tuple(arrays)):
                 leave_without_waiting()
-                words_of_key = flight_recorder.RECORDER.words_of_key
-                problem = (
-                    f"store {self.type!r}, {words_of_key(one)}: its first values did not come from the servers within "
-                    f"{limit:g} s; look for an error in another process or on a server. A longer limit: {LIMIT}=seconds"
+                raise flight_recorder.gave_up(
+                    f"store {self.type!r}, {flight_recorder.RECORDER.words_of_key(one)}: its first values did not come "
+                    f"from the servers within {limit:g} s; look for an error in another process or on a server. "
+                    f"A longer limit: {LIMIT}=seconds"
                 )
-                raise flight_recorder.gave_up(problem)
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """As MXNet's."""
@@ -133,9 +122,7 @@ class Servers(Contract, mx.kvstore.KVStore):
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Every array in `out` becomes the sum of all processes' `value` arrays.
 
-        Raises:
-            ArrayMismatch: `value` is not like what the key was opened with; MXNet would end this process.
-            ValueError: gradients are compressed.
+        ArrayMismatch: `value` is not like what the key was opened with; MXNet would end this process.
         """
         if self._compressed:
             raise ValueError(
@@ -199,15 +186,12 @@ class Servers(Contract, mx.kvstore.KVStore):
     def _recorded(self, kind: str, key: Any, values: Any, outs: Any = None) -> Iterator[Any]:
         """Record what is queued in this block, per key: it reads `values`, writes `outs`. Yields the keys' numbers."""
         numbers = self._names.numbers(key)  # first: nothing is recorded under a name that is not open
-        both = zip(pairs(key, values), pairs(key, values if outs is None else outs))
-        begun = [self._exchanges.begin(kind, one, as_tuple(read), as_tuple(out)) for (one, read), (_, out) in both]
-        try:
+        with contextlib.ExitStack() as stack:
+            for (one, read), (_, out) in zip(pairs(key, values), pairs(key, values if outs is None else outs)):
+                stack.enter_context(self._exchanges.recorded(kind, one, as_tuple(read), as_tuple(out)))
             yield numbers
-        finally:
-            for exchange in begun:
-                exchange.end()
 
-    def _open(self, key: Any, value: Any) -> None:
+    def _open_keys(self, key: Any, value: Any) -> None:
         keys, values = (key, value) if isinstance(key, (list, tuple)) else ([key], [value])
         self._names.open(keys)
         for one in keys:

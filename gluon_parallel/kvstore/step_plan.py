@@ -44,7 +44,13 @@ class StepPlan:
         self.parameters = gradients.trainable(trainer)
         chosen = {id(parameter) for parameter in self.parameters}
         self.numbers = [number for number, parameter in enumerate(everything) if id(parameter) in chosen]
-        self._refuse_other_devices()
+        for parameter in self.parameters:
+            first = self.parameters[0]
+            if len(parameter.list_ctx()) != len(first.list_ctx()):
+                raise GradientUnavailable(
+                    f"{first.name} is on {first.list_ctx()}, and {parameter.name} on {parameter.list_ctx()}; all "
+                    "parameters of a trainer must be on as many devices: net.collect_params().reset_ctx(devices)"
+                )
         self.weights = [parameter._check_and_get(parameter._data, list) for parameter in self.parameters]
         self.gradients = [parameter.list_grad() for parameter in self.parameters]
         self.places = range(len(self.parameters))
@@ -56,15 +62,6 @@ class StepPlan:
         self._store_plan: Plan | None = None
         self.of_devices = [*zip(map(list, zip(*self.gradients)), map(list, zip(*self.weights)))]
         self.devices = list({array.ctx: None for arrays in self.weights for array in arrays})
-
-    def _refuse_other_devices(self) -> None:
-        for parameter in self.parameters:
-            first = self.parameters[0]
-            if len(parameter.list_ctx()) != len(first.list_ctx()):
-                raise GradientUnavailable(
-                    f"{first.name} is on {first.list_ctx()}, and {parameter.name} on {parameter.list_ctx()}; all "
-                    "parameters of a trainer must be on as many devices: net.collect_params().reset_ctx(devices)"
-                )
 
     def __reduce__(self) -> tuple:
         return type(None), ()  # a copy of the trainer has other arrays, and makes a plan of its own
@@ -102,8 +99,7 @@ class StepPlan:
             gradients.forget(self.parameters)
             return
         self.mark(False)
-        if gradients.summed:
-            gradients.forget_sums(self.parameters)
+        gradients.summed.difference_update(self.parameters if gradients.summed else ())
 
     def zero_stale(self, places: Sequence[int]) -> None:
         """At these places, gradients that are not fresh become zero, unless they accumulate: no samples on a device."""
@@ -126,12 +122,12 @@ class StepPlan:
     def note_sums(self, places: Sequence[int]) -> None:
         """All copies of these gradients hold the sum from now on."""
         self.mark(False, places)
-        gradients.note_sums(self.parameters[place] for place in places)
+        gradients.summed.update(self.parameters[place] for place in places)
 
     def summed(self, with_reached: bool) -> Sequence[int]:
         """The places of the parameters whose gradients hold a sum; `with_reached`, also of those with fresh ones."""
         reached = {*self.reached()} if with_reached else ()
-        found = [place for place in self.places if place in reached or gradients.is_summed(self.parameters[place])]
+        found = [place for place in self.places if place in reached or self.parameters[place] in gradients.summed]
         return self.places if len(found) == len(self.places) else found
 
     def sum(self, trainer: mx.gluon.Trainer, places: Sequence[int]) -> None:
@@ -310,5 +306,4 @@ def update_copies(trainer: mx.gluon.Trainer, plan: StepPlan, places: Sequence[in
         shards.share(plan, places)
     plan.mark(False, places)
     if gradients.summed:
-        parameters = [plan.parameters[place] for place in places]
-        gradients.use_sums(parameters, is_first=contract(trainer._kvstore).rank == 0)
+        gradients.use_sums([plan.parameters[place] for place in places], contract(trainer._kvstore).rank == 0)

@@ -187,7 +187,7 @@ def _reached(trainer: Any, loop: _Loop, plan: StepPlan, own: Sequence[int]) -> S
 def _check_left_out(trainer: Any, loop: _Loop, plan: StepPlan) -> None:
     """Refuse parameters without gradients before anything is changed: those of this step, or that the caller wrote."""
     for place, parameter in enumerate(plan.parameters):
-        if plan.marks[place].any() or fresh.is_summed(parameter):
+        if plan.marks[place].any() or parameter in fresh.summed:
             loop.known.add(parameter.name)
         elif loop.refuses:
             raise _stale(parameter, "nothing has been updated")
@@ -195,9 +195,8 @@ def _check_left_out(trainer: Any, loop: _Loop, plan: StepPlan) -> None:
             loop.known.add(parameter.name)
             if any(as_legacy(gradient).asnumpy().any() for gradient in parameter._grad):
                 raise GradientUnavailable(
-                    f"the gradients of {parameter.name} were written, but not by a backward pass, so that "
-                    "ignore_stale_grad=True leaves the parameter out. Mark them before the step: for array in "
-                    "parameter.list_data(): array._fresh_grad = True"
+                    f"the gradients of {parameter.name} were written by no backward pass, so ignore_stale_grad=True "
+                    "leaves it out. Mark them before: for array in parameter.list_data(): array._fresh_grad = True"
                 )
     loop.all_known = plan if all(parameter.name in loop.known for parameter in plan.parameters) else None
 
@@ -205,16 +204,14 @@ def _check_left_out(trainer: Any, loop: _Loop, plan: StepPlan) -> None:
 def _stale(parameter: Any, what_happened: str) -> UserWarning:
     return UserWarning(
         f"Gradient of Parameter `{parameter.name}` has not been updated by backward since last `step`, on any device; "
-        f"{what_happened}. If only a part of the parameters is meant to be used, call step with "
-        "ignore_stale_grad=True, which leaves the others out"
+        f"{what_happened}. Where only a part of the parameters is used, call step with ignore_stale_grad=True"
     )
 
 
 def _warn_of_zeros(trainer: Any, parameter: Any) -> None:
     warn(
         f"{parameter.name} has no fresh gradient in this process. The servers of {trainer._kvstore.type!r} update it "
-        "all the same, with the other processes' gradients: if these have none either, weight decay and momentum still "
-        "move it. gluon.Trainer(..., update_on_kvstore=False) leaves such parameters out",
+        "all the same, if only by weight decay and momentum; gluon.Trainer(..., update_on_kvstore=False) leaves it out",
         InexactUpdate,
     )
 
@@ -241,12 +238,12 @@ def update(update_in_mxnet: Callable[..., None], trainer: Any, ignore_stale_grad
             return
         scaler = getattr(trainer, "_amp_loss_scaler", None)
         if scaler is not None and scaler.has_overflow(trainer._params):
-            fresh.forget_sums(plan.parameters)
+            fresh.summed.difference_update(plan.parameters)
             plan.mark(False)
             return
     chosen = plan.summed(with_reached=updates_here)
     if not updates_here:
-        fresh.forget_sums([plan.parameters[place] for place in chosen])
+        fresh.summed.difference_update(plan.parameters[place] for place in chosen)
     if len(chosen) < len(plan.places) and not ignore_stale_grad:
         missed = next(plan.parameters[place] for place in plan.places if place not in {*chosen})
         raise _stale(missed, "nothing has been updated" if updates_here else "the other parameters have been updated")
@@ -260,10 +257,9 @@ def _check_sums(trainer: Any, loop: _Loop, plan: StepPlan) -> None:
         loop.is_separate = _is_separate(plan.parameters)
         if loop.is_separate:
             warn(
-                f"gluon.Trainer(..., kvstore=None) sums no gradients: each of the devices {trainer._contexts} updates "
-                "its own copy of the weights by its own gradients. Leave kvstore=None out, or sum before the update: "
-                "gp.allreduce(parameter.list_grad()) for each parameter. Where separate copies are meant: "
-                "import warnings; warnings.filterwarnings('ignore', category=gp.errors.InexactUpdate)",
+                f"gluon.Trainer(..., kvstore=None) sums no gradients: each of {trainer._contexts} updates its own copy "
+                "of the weights. Leave kvstore=None out, or sum before: gp.allreduce(parameter.list_grad()) for each. "
+                "Where that is meant: warnings.filterwarnings('ignore', category=gp.errors.InexactUpdate)",
                 InexactUpdate,
             )
     if loop.is_separate:
@@ -274,19 +270,18 @@ def _check_sums(trainer: Any, loop: _Loop, plan: StepPlan) -> None:
     plan.all_fresh()
     for place, parameter in enumerate(plan.parameters):
         marks = plan.marks[place]
-        if fresh.is_summed(parameter):
+        if parameter in fresh.summed:
             if marks.any() and (is_distributed(trainer._kvstore) or _differ(parameter._grad)):
                 raise GradientUnavailable(
-                    f"a backward pass has written the gradients of {parameter.name} after they were summed, so the "
-                    "weights would differ after the update; call trainer.allreduce_grads() after the last backward pass"
+                    f"a backward pass has written the gradients of {parameter.name} after they were summed; call "
+                    "trainer.allreduce_grads() after the last backward pass"
                 )
             fresh.refuse_different_copies(parameter)
         elif marks.any() and not marks.all():
             idle = [device for device, mark in zip(parameter.list_ctx(), marks) if not mark]
             raise GradientUnavailable(
-                f"{parameter.name} has no fresh gradient on {idle}, only on the other devices, and neither the trainer "
-                "nor gp.allreduce has summed its gradients, so the copies would differ after the update. Before it, "
-                "call trainer.allreduce_grads(), or with kvstore=None gp.allreduce(parameter.list_grad())"
+                f"{parameter.name} has no fresh gradient on {idle}, only on the other devices, and nothing has summed "
+                "its gradients; first call trainer.allreduce_grads(), or, without a store, gp.allreduce of them"
             )
 
 
@@ -294,10 +289,9 @@ def _is_separate(parameters: Sequence[Any]) -> bool | None:
     """Whether the devices' gradients differ, so that nobody has summed them; None if only one device has any."""
     found = None
     for parameter in parameters:
-        if fresh.is_summed(parameter):
+        if parameter in fresh.summed:
             return False
-        marks = fresh.flags(parameter)
-        written = [array for array, mark in zip(parameter._grad, marks) if mark]
+        written = [array for array, mark in zip(parameter._grad, fresh.flags(parameter)) if mark]
         if len(written) > 1:
             found = _differ(written)
         if found:

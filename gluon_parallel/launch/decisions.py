@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Optional
 
 from ..kvstore import heartbeat
-from ..kvstore.flight_recorder import on_signal as flight_recorder
+from ..kvstore.flight_recorder.report import SAID
 from .logs import Logs
 from .member import Failure, Member, describe, status
 
@@ -86,9 +86,9 @@ class Decisions:
         text = message.get("heartbeat", "")
         if "lines" in message:
             # A lost process says enough; after Ctrl-C, whoever asks by SIGUSR1 gets the answer.
-            unseen = flight_recorder.SAID if self.failure is not None and self.failure.member else None
+            unseen = SAID if self.failure is not None and self.failure.member else None
             self.logs.write(name, message["lines"], message["stream"], unseen)
-        elif text == flight_recorder.WRITTEN:
+        elif text == heartbeat.WRITTEN:
             self._writing.discard(member)
         elif text.startswith(heartbeat.WAITS_FOR):
             self._waited = self._waited or self._now

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
 from ..kvstore import heartbeat
-from ..kvstore.flight_recorder import on_signal
 
 
 class Member:
@@ -48,7 +47,7 @@ class Member:
             self.gone = True
         elif text == "arrived":
             self.arrived = now if self.arrived is None else self.arrived
-        elif text == on_signal.LISTENS:
+        elif text == heartbeat.LISTENS:
             self.records = True
         elif text in (heartbeat.LOST_ANOTHER, heartbeat.WAS_DONE):
             self.lost_another, self.was_done = True, text == heartbeat.WAS_DONE

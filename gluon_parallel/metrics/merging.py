@@ -6,8 +6,8 @@ import numpy as np
 
 from ..compat import mx
 from ..errors import BatchMismatch
-from ..kvstore import as_store, collective, exchange
-from ..kvstore.objects import gather_objects
+from ..kvstore import as_store, collective
+from ..kvstore.collective import gather, gather_objects
 from .coco import COCOMeanAP
 
 # What these metrics know is a sum and a count, which add up over processes (a mean over batches stays one).
@@ -41,7 +41,7 @@ def merge(metric, store):
     adding = [one for one, rule in rules if rule is None]
     places = [place for one in adding for place in _state(one)]  # a metric that is refused is so before any exchange
     own = np.array([float(getattr(holder, name)) for holder, name in places])
-    total = exchange.gather(as_store(store, "gp.metrics"), "gp.metrics.merge()", own).sum(axis=0) if places else ()
+    total = gather(as_store(store, "gp.metrics"), "gp.metrics.merge()", own).sum(axis=0) if places else ()
     for (holder, name), value in zip(places, total):
         kind = type(getattr(holder, name))
         setattr(holder, name, int(value) if issubclass(kind, (int, np.integer)) else float(value))

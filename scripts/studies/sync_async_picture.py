@@ -8,11 +8,12 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import PercentFormatter
 
-import gluon_parallel as gp
+COLOURS = {"sync": "#1f2933", "backup": "#7b8794", "ssp": "#2a6f97", "local": "#588157", "elastic": "#b8860b",
+           "async": "#c8102e", "dc": "#e07a5f"}  # fmt: skip
 
 
 def colour(mode):
-    return gp.asynchronous.parse_mode(mode).colour
+    return COLOURS[mode.partition(":")[0]]
 
 
 def draw(path, options, goal, traces, curves, numbers, delays):

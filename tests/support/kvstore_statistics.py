@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from gluon_parallel.errors import ExchangeError
-from gluon_parallel.kvstore.exchange import Exchange, gather
+from gluon_parallel.kvstore.collective import gather
+from gluon_parallel.kvstore.exchange import Exchange
 
 CHANNELS = 5
 

@@ -1,8 +1,9 @@
-"""Reports of the flight recorder: where processes differ, and the file of what each exchanged last."""
+"""Reports of the flight recorder, at errors and at SIGUSR1: where processes differ, and what each exchanged last."""
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
 import time
@@ -10,15 +11,23 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...errors import WorkerLost
+from ...errors import LOG, WorkerLost
 from ...native.records import C
+from .. import heartbeat
 from . import stack
 from .ring import RECORDER, Entry, Name, read
 
 CALL = "call"  # the kind of an entry that is no exchange, but a function that every process must call
 _NO_EXCHANGES = ("rendezvous", CALL)
+FOLDER, _LAUNCHED = "GLUON_PARALLEL_FLIGHT_RECORDER", "GLUON_PARALLEL_LAUNCH_FOLDER"
+WHERE = "The last exchanges of process "  # begins the sentence that names the file
+SAID = "gluon_parallel: SIGUSR1: "  # how the line in the log begins
+_KEPT = 4  # reports in the file, with the new one
+_BETWEEN = "\n\n\n"
 _SHOWN = 3  # processes, and exchanges of each, that are named
-_STATES = {"": "is gone", "Z": "is gone", "X": "is gone", "T": "is stopped", "t": "is stopped"}  # as in /proc
+_STATES = {"Z": "is gone", "X": "is gone", "T": "is stopped", "t": "is stopped"}  # as in /proc
+
+_lock = threading.RLock()  # a handler of SIGUSR1 may run in the middle of writing
 
 
 class Difference(NamedTuple):
@@ -33,16 +42,14 @@ class Difference(NamedTuple):
 
 def differences(progress: Any = None) -> dict[int, Difference]:
     """{rank: :class:`Difference`} of the progress engine's other ranks; without it, of the readable ones."""
-    mine = {entry.what: entry for entry in read(RECORDER.memory) if entry.kind not in _NO_EXCHANGES}
-    found = {}
+    mine, found = _exchanges(RECORDER.memory), {}
     for rank in progress.others if progress else RECORDER.others:
         if rank in RECORDER.others:
             memory = RECORDER.others[rank]
-            theirs = {entry.what: entry for entry in read(memory) if entry.kind not in _NO_EXCHANGES}
+            theirs = _exchanges(memory)
             behind, ahead = _not_in(mine, theirs, rank), _not_in(theirs, mine, rank)
             last: Any = max(theirs.values(), key=lambda entry: entry.asked, default=None)
-            state = _state_of(memory)
-            asked = last.asked if last else 0
+            state, asked = _state_of(memory), last.asked if last else 0
         else:  # unreadable: by its messages
             waiting = progress.active()
             behind = list(dict.fromkeys(_named(one.name) for one in waiting if rank in one.ranks_missing()))
@@ -51,6 +58,10 @@ def differences(progress: Any = None) -> dict[int, Difference]:
             last, state = last and _named(last), ""
         found[rank] = Difference(state, behind, ahead, str(last or ""), (time.monotonic_ns() - asked) / 1e9)
     return found
+
+
+def _exchanges(memory: Any) -> dict[tuple, Entry]:
+    return {entry.what: entry for entry in read(memory) if entry.kind not in _NO_EXCHANGES}
 
 
 def _not_in(some: dict[tuple, Entry], others: dict[tuple, Entry], rank: int) -> list[str]:
@@ -101,9 +112,8 @@ def calls_apart(waited_for: Collection[int] = ()) -> str:
         pairs = [(RECORDER.rank, mine, rank, theirs), (rank, theirs, RECORDER.rank, mine)]
         if memory is not None and rank not in waited_for and _state_of(memory):
             # Gone or stopped says more, except for calls that it gave up because others did not come.
-            pairs = [
-                (rank, {what: call for what, call in theirs.items() if call.done == C.GAVE_UP}, RECORDER.rank, mine)
-            ]
+            given_up = {what: call for what, call in theirs.items() if call.done == C.GAVE_UP}
+            pairs = [(rank, given_up, RECORDER.rank, mine)]
         for who, calls, other, others in pairs:
             for what, entry in calls.items():
                 if entry.done <= 0 and what not in others:
@@ -145,26 +155,11 @@ def stacks(found: Mapping[int, Difference], progress: Any = None) -> str:
 def _state_of(memory: Any) -> str:
     """The state of the process whose recorder that is, in words; "" if it runs or has not said who it is."""
     process = C.RecorderMemory.from_buffer(memory).process
-    return _STATES.get(_state(process), "") if process else ""
-
-
-def _state(process: int) -> str:
-    """The state of a process of this host, as ``ps`` shows it; "" if it is gone."""
     try:
-        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0]
+        text = Path(f"/proc/{process}/stat").read_text("utf-8", errors="replace") if process else ") R"
     except (FileNotFoundError, ProcessLookupError):
-        return ""
-
-
-FOLDER, _LAUNCHED = "GLUON_PARALLEL_FLIGHT_RECORDER", "GLUON_PARALLEL_LAUNCH_FOLDER"
-WHERE = "The last exchanges of process "  # begins the sentence that names the file
-_KEPT = 4  # reports in the file, with the new one
-_BETWEEN = "\n\n\n"
-_NOT_COMPARED = "Not compared: no other process can be read from here."
-_HEADINGS = f"{'asked':<15} {'took, ms':>10} {'bytes':>11} {'call':>7}  what"
-
-_lock = threading.RLock()  # a handler of SIGUSR1 may run in the middle of writing
+        text = ") X"
+    return _STATES.get(text.rpartition(")")[2].split()[0], "")
 
 
 def path() -> Path:
@@ -174,12 +169,7 @@ def path() -> Path:
 
 
 def advice(otherwise: str, waited_for: Collection[int] = ()) -> str:
-    """What to do where processes wait for each other: call the function that only some have called, or `otherwise`.
-
-    Args:
-        otherwise: sentences for where every process has called the same functions.
-        waited_for: as of :func:`calls_apart`.
-    """
+    """What to do where processes wait for each other: call the function that only some have called, or `otherwise`."""
     apart = calls_apart(waited_for)
     if not apart:
         return otherwise
@@ -196,13 +186,9 @@ def gave_up(problem: str, advice: str = "", kind: type[Exception] = WorkerLost) 
 
 
 def write(reason: str) -> str:
-    """Write a report to the file, behind the last ones that are there from earlier.
+    """Write a report to the file, behind the last ones; `reason`, an error or a signal, is in its first line.
 
-    Args:
-        reason: why, for its first line: an error or a signal.
-
-    Returns:
-        What differs between the processes and where the file is, as sentences for an error.
+    Returns what differs between the processes and where the file is, as sentences for an error.
     """
     told = ""
     try:
@@ -227,7 +213,8 @@ def _lines(reason: str, told: str, found: Mapping[int, Difference]) -> Iterator[
     now, clock = time.time(), time.monotonic_ns()
     who = f"process {RECORDER.rank} of {RECORDER.size} ({os.getpid()} on {socket.gethostname()})"
     yield f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))}, {who}: {reason}"
-    same = "Nothing differs." if RECORDER.progress or found or RECORDER.size == 1 else _NOT_COMPARED
+    is_compared = RECORDER.progress or found or RECORDER.size == 1
+    same = "Nothing differs." if is_compared else "Not compared: no other process can be read from here."
     yield from (told or same, f"The main thread is at {stack.of_this_process()}")
     yield from ("", f"process {RECORDER.rank}", *_table(RECORDER.memory, now, clock))
     for rank, memory in list(RECORDER.others.items()):
@@ -238,10 +225,69 @@ def _lines(reason: str, told: str, found: Mapping[int, Difference]) -> Iterator[
 def _table(memory: Any, now: float, clock: int) -> Iterator[str]:
     """Its entries, a line for each: when it was asked for, by the clock on the wall, and how long it took."""
     entries = read(memory)
-    yield _HEADINGS if entries else "nothing was recorded"
+    yield f"{'asked':<15} {'took, ms':>10} {'bytes':>11} {'call':>7}  what" if entries else "nothing was recorded"
     for entry in entries:
         asked = now - (clock - entry.asked) / 1e9
         clock_time = f"{time.strftime('%H:%M:%S', time.localtime(asked))}.{int(asked % 1 * 1e6):06d}"
         took = f"{(entry.done - entry.asked) / 1e6:.3f}" if entry.done > 0 else "gave up" if entry.done else "waits"
         what = "  ".join(filter(None, [entry.kind, entry.key and f"key {entry.key}", entry.label]))
         yield f"{clock_time:<15} {took:>10} {entry.size:>11,} {entry.call:>7}  {what}"
+
+
+def start(rank: int, size: int, progress: Any = None) -> None:
+    """This process is `rank` of `size`: from now on SIGUSR1 writes its file, unless the program uses that itself.
+
+    `progress` is its progress engine, if it has one.
+
+    Python runs handlers in the main thread alone, and not before it comes back from MXNet, which may be never. What
+    Python itself does when the signal comes, in C, is to write the signal's number to a pipe; a thread reads it.
+    """
+    RECORDER.rank, RECORDER.size = rank, size
+    if progress is not None:
+        RECORDER.progress = progress
+    if size > 1 and not RECORDER.stack:
+        RECORDER.stack = stack.listen()
+    is_free = signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+    if size == 1 or not is_free or threading.current_thread() is not threading.main_thread():
+        return
+    reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    os.set_blocking(reading, True)
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    if before != -1:  # taken, as by asyncio: the handler must do
+        signal.set_wakeup_fd(before)
+        os.close(reading)
+        os.close(writing)
+        signal.signal(signal.SIGUSR1, _handle)
+    else:
+        signal.signal(signal.SIGUSR1, _handle_elsewhere)
+        threading.Thread(target=_read, args=(reading,), name="gluon_parallel.flight_recorder", daemon=True).start()
+    signal.siginterrupt(signal.SIGUSR1, False)  # no system call of another library fails because of it
+    os.register_at_fork(after_in_child=lambda: _leave(writing if before == -1 else None))
+    heartbeat.send(heartbeat.LISTENS)
+
+
+def _handle(*_: Any) -> None:
+    written = write("SIGUSR1")
+    if getattr(RECORDER.progress, "failure", None) is None:  # else the error of the exchanges has said so
+        LOG.warning(f"{SAID}{written}")
+    LOG.warning(f"{SAID}the main thread is at {stack.of_this_process()}")
+    heartbeat.send(heartbeat.WRITTEN)
+
+
+def _handle_elsewhere(*_: Any) -> None:
+    pass  # the thread does it
+
+
+def _read(reading: int) -> None:
+    while True:
+        for number in os.read(reading, 64):
+            if number == signal.SIGUSR1 and signal.getsignal(number) is _handle_elsewhere:  # still our handler
+                _handle()
+
+
+def _leave(writing: int | None) -> None:
+    """In a forked process, such as a DataLoader's worker: SIGUSR1, sent to all, neither ends it nor writes a file."""
+    if signal.getsignal(signal.SIGUSR1) is _handle:
+        signal.signal(signal.SIGUSR1, _handle_elsewhere)
+    if writing is not None and (now := signal.set_wakeup_fd(-1)) != writing:
+        signal.set_wakeup_fd(now)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import mmap
+import operator
 import os
 import re
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple, Union
 
 import numpy as np
 
 from ... import native
+from ...engine import Call
 from ...native.records import C, address_of
 from .. import reserved_keys
 
@@ -21,6 +24,7 @@ _KINDS = {"s": "sum", "b": "broadcast", "g": "gather", "u": "push", "d": "pull",
 _RESERVED = {value: name.lower().replace("_", " ") for name, value in vars(reserved_keys).items() if name.isupper()}
 NUM_WORDS = ctypes.sizeof(C.RecorderMemory) // 8
 _NAME = re.compile(r"([\d.]+)([a-z]):(.*)", re.DOTALL)
+_begin, _end = native.function("gp_recorder_begin", 4, keeps_lock=True), native.function("gp_recorder_end", 3, True)
 
 Name = Union[bytes, tuple[str, str, str]]  # of an exchange in the progress engine; or (kind, key, label)
 
@@ -95,9 +99,7 @@ class Recorder:
     def begin(self, name: Name, size: int, call: int | None = None) -> int:
         """Record that an exchange of so many bytes begins; returns its number, for :meth:`end`.
 
-        Args:
-            name: of an exchange in the progress engine, as bytes; or (kind, key, label).
-            call: its number among those of that name, from 1; by default they are counted here.
+        `call` is its number among those of that name, from 1; by default they are counted here.
         """
         known = self._known.get(name) or self._open(name)
         known[1] = known[1] + 1 if call is None else call
@@ -124,12 +126,8 @@ class Recorder:
         """What the name of an exchange in the progress engine says.
 
         Example:
-            >>> Recorder().kind_key_label(b"0s:weight")
-            ('sum', 'weight', '')
-            >>> Recorder().kind_key_label(b"1b:weight")
-            ('broadcast', 'weight of store 1', '')
-            >>> Recorder().kind_key_label(b"0.1s:weight")  # store 0's second group
-            ('sum', 'weight of store 0.1', '')
+            >>> Recorder().kind_key_label(b"0s:weight"), Recorder().kind_key_label(b"0.1b:weight")  # a group of store 0
+            (('sum', 'weight', ''), ('broadcast', 'weight of store 0.1', ''))
         """
         if not isinstance(name, bytes):
             return name
@@ -185,22 +183,18 @@ def read(memory: Any) -> list[Entry]:
     return sorted(entries, key=lambda entry: entry.asked)
 
 
-_begin = native.function("gp_recorder_begin", 4, keeps_lock=True)
-_end = native.function("gp_recorder_end", 3, keeps_lock=True)
 RECORDER = Recorder()  # of this process
 os.register_at_fork(after_in_child=RECORDER.leave)
 
-
 _files: list = []  # numbers of open files: others open them by these
+_records: list = []  # of all exchanges: the engine may have their functions still queued when their store is gone
 
 
 def move_to_shared_memory(gather: Callable[[str], Sequence[str]]) -> None:
     """Record where other processes of this host can read it from now on, and read theirs; collective.
 
-    The memory has no name in any folder, so nothing of it outlives the processes, however they end.
-
-    Args:
-        gather: a function of a short text, which returns the texts of all processes, by rank.
+    The memory has no name in any folder, so nothing of it outlives the processes, however they end. `gather` is a
+    function of a short text, which returns the texts of all processes, by rank.
     """
     if RECORDER.others:  # through another store
         gather("")
@@ -211,8 +205,7 @@ def move_to_shared_memory(gather: Callable[[str], Sequence[str]]) -> None:
         _files.append(file)
         os.ftruncate(file, 8 * NUM_WORDS)
         mine = f"{os.getpid()} {file} {host()}"
-    texts = gather(mine)
-    memories = [_opened(text) for text in texts]
+    memories = list(map(_opened, gather(mine)))
     if memories[RECORDER.rank] is not None:
         RECORDER.move_to(memories)
 
@@ -226,10 +219,65 @@ def host() -> str:
 
 def _opened(text: str) -> np.ndarray | None:
     """A process's memory, or None if this process cannot read it."""
-    process, _, rest = text.partition(" ")
-    number, _, where = rest.partition(" ")
     with contextlib.suppress(OSError, ValueError):
+        process, number, where = text.split(" ", 2)
         if where == host():
             with open(f"/proc/{process}/fd/{number}", "r+b", buffering=0) as opened:
                 return np.frombuffer(mmap.mmap(opened.fileno(), 8 * NUM_WORDS), np.int64)
     return None
+
+
+class StoreRecords:
+    """Records of exchanges that run inside a library, which says neither when they begin nor when they are done.
+
+    So a function in MXNet's engine is queued before each, behind the arrays that it will read, and another one after
+    it, behind those that it writes. Nobody waits for them. `number` is that of the store.
+    """
+
+    def __init__(self, number: int = 0) -> None:
+        self._number = number
+        self._keys: dict = {}  # kind, key -> number of its name, numbers of its calls, its exchanges
+
+    @contextlib.contextmanager
+    def recorded(self, kind: str, key: Hashable, values: Sequence[Any], outs: Sequence[Any]) -> Iterator[None]:
+        """Within this block an exchange is queued that begins when `values` are ready, and is done when `outs` are.
+
+        Args:
+            kind: a letter of the recorder's names, such as "s" for a sum.
+            key: a number or a name.
+            values, outs: sequences of the NDArrays that it reads, and of those that it writes.
+        """
+        if (kind, key) not in self._keys:
+            name = RECORDER.kind_key_label(f"{self._number}{kind}:{key}".encode())
+            self._keys[kind, key] = RECORDER.number_of(*name), itertools.count(1), []
+        name, calls, exchanges = self._keys[kind, key]
+        exchange = next((one for one in exchanges if not one.record.busy), None)
+        if exchange is None:
+            exchange = _ExchangeRecord(name)
+            exchanges.append(exchange)
+        exchange.begin(values, outs, next(calls))
+        try:
+            yield
+        finally:
+            exchange.ended.push()
+
+
+class _ExchangeRecord:
+    """One exchange at a time of one key and kind; there are several if they are under way at once."""
+
+    def __init__(self, name: int) -> None:
+        self.record = C.RecordedExchange(place=address_of(RECORDER.place), name=name)
+        _records.append(self.record)
+        self._arrays: list = []  # of the last time
+
+    def begin(self, values: Sequence[Any], outs: Sequence[Any], call: int) -> None:
+        """Record call number `call` when `values` are ready."""
+        self.record.busy, self.record.call, self.record.record = 1, call, 0
+        arrays = [*values, None, *outs]  # None: one that was read may be written this time
+        if len(arrays) != len(self._arrays) or not all(map(operator.is_, arrays, self._arrays)):
+            where, name = address_of(self.record), "gluon_parallel.flight_recorder"
+            self._begun = Call(native.address("gp_recorded_begin"), where, list(values), [], name)
+            self.ended = Call(native.address("gp_recorded_end"), where, list(outs), [], name)
+            self.record.size = sum(int(np.prod(one.shape)) * np.dtype(one.dtype).itemsize for one in outs[:1])
+            self._arrays = arrays
+        self._begun.push()

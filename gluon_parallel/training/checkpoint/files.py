@@ -15,8 +15,8 @@ from ...archive import Archive
 from ...compat import mx
 from ...errors import CheckpointError, NotFinite, OutputUnavailable
 from ...kvstore import collective, survives, together
+from ...kvstore.collective import gather
 from ...kvstore.contract import contract, is_distributed
-from ...kvstore.exchange import gather
 from ...metrics import gather_rows
 from .state import restore, state, store_of
 

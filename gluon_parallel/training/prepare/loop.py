@@ -17,8 +17,7 @@ from ... import kvstore
 from ...compat import mx
 from ...errors import LOG, BatchMismatch, NotFinite
 from ...kvstore import collective
-from ...kvstore.exchange import gather
-from ...kvstore.objects import gather_objects
+from ...kvstore.collective import gather, gather_objects
 from .. import stopping
 from ..checkpoint.state import is_divided
 from ..run import BEST, Run

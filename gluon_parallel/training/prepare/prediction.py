@@ -7,7 +7,7 @@ import numpy as np
 from ...compat import mx
 from ...compat.array_types import as_tuple, leaves
 from ...errors import BatchMismatch
-from ...kvstore.objects import gather_objects
+from ...kvstore.collective import gather_objects
 from ...metrics.evaluation import run
 from ...split import num_samples
 from .loaders import LoaderShard

@@ -17,11 +17,9 @@ from ...engine.failures import drop_tracebacks
 from ...errors import LOG, GradientUnavailable
 from ...kvstore import heartbeat
 from ...kvstore.base import Store
+from ...kvstore.collective import gather, gather_objects
 from ...kvstore.contract import contract
-from ...kvstore.exchange import gather
-from ...kvstore.objects import gather_objects
-from ...nn.sync_batch_norm.participants import groups_of
-from ...nn.sync_batch_norm.start import drain
+from ...nn.sync_batch_norm.participants import drain, groups_of
 from ...nn.sync_batch_norm.sync_group import all_groups
 from ..checkpoint import restore, state
 from ..checkpoint.state import store_of

@@ -11,7 +11,7 @@ from ...data_parallel import DataParallel
 from ...data_parallel.shards import shards_of
 from ...errors import GradientUnavailable
 from ...kvstore import collective
-from ...kvstore.objects import broadcast_object
+from ...kvstore.collective import broadcast_object
 from ...metrics import evaluate
 from ...nn import convert_sync_batchnorm
 from ...nn.blocks import net_and_loss
