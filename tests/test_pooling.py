@@ -1,5 +1,7 @@
 """Pooling that is fast on CPUs computes what Gluon's does."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -99,16 +101,8 @@ def convolutions(*layers, inputs=1):
     return net
 
 
-def relu():
-    return nn.Activation("relu")
-
-
-def sigmoid():
-    return nn.Activation("sigmoid")  # of 0 it is 0.5
-
-
-def soft_batch_norm():
-    return nn.BatchNorm(epsilon=1.0)  # divides no rounding by a small deviation
+relu, sigmoid = (functools.partial(nn.Activation, kind) for kind in ("relu", "sigmoid"))  # of 0: 0 and 0.5
+soft_batch_norm = functools.partial(nn.BatchNorm, epsilon=1.0)  # divides no rounding by a small deviation
 
 
 @pytest.mark.parametrize("hybridize", [{}, {"static_alloc": True, "static_shape": True}], ids=str)

@@ -50,17 +50,23 @@ def read_a_gradient():
         net[0].weight.grad(device).asnumpy()
 
 def a_thread_per_device(slow):
+    errors = []
     def train(number):
-        if number:
-            slow()
-        _, l = forward(*shards[number])
-        l.backward()
-        l.asnumpy()  # each thread waits for its own device alone, which is right here
+        try:
+            if number:
+                slow()
+            _, l = forward(*shards[number])
+            l.backward()
+            l.asnumpy()  # each thread waits for its own device alone, which is right here
+        except gp.errors.GluonParallelError as error:
+            errors.append(error)
     threads = [threading.Thread(target=train, args=(number,)) for number in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    for error in errors:
+        raise error
 
 def compute_long():  # another result, which does not depend on the devices that wait
     a = nd.ones((1400, 1400), ctx=mx.cpu(2))

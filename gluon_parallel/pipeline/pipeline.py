@@ -23,9 +23,8 @@ from . import checks
 from .flow import Flow, StepLoss
 from .orders import launching_order
 from .partition import Partition, partition
-from .placement import accumulating, place
 from .profile import Profile, peaks
-from .stage import Arrays, Recorder, Stage, concatenate, cut, moved, outputs_of, pass_counts
+from .stage import Arrays, Recorder, Stage, accumulating, concatenate, cut, moved, outputs_of, pass_counts, place
 
 
 class Pipeline(TrainingStep):

@@ -20,7 +20,7 @@ from ...data_parallel.shards import Shards, part_of, shards_of
 from ...errors import CheckpointError
 from ...kvstore.clients import open_named
 from ...kvstore.step_plan import counts_of
-from ...pipeline.placement import StageDevices
+from ...pipeline.stage import StageDevices
 from .hook_state import keeps_parts, restore_hook, state_of_hook
 from .parameters import copies_by_name, copies_for, named_copies, parameters_of, shape_with
 
