@@ -30,7 +30,7 @@ from .commands.profiling import profile as profile
 from .data_parallel import DataParallel as DataParallel
 from .data_parallel import sampler as sampler
 from .data_parallel import set_precision as set_precision
-from .data_parallel.replicas import check_replicas as check_replicas
+from .data_parallel.weight_checks import check_replicas as check_replicas
 from .device_threads import parallel_apply as parallel_apply
 from .devices import devices as devices
 from .kvstore.collective import broadcast_object as broadcast_object

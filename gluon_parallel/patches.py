@@ -7,7 +7,7 @@ from .allreduce import gradients
 from .compat import mx
 from .kvstore import clients, factory, separate_training, trainer_loops
 from .kvstore.environment import launched_group
-from .nn import contrib, executor
+from .nn import convert, executor
 from .training.checkpoint.files import load_arrays, load_states
 
 _trainer, _module = mx.gluon.Trainer, mx.mod.Module
@@ -29,7 +29,7 @@ REPLACEMENTS = [  # called with the same arguments
 WRAPPERS = [
     Patch(mx.gluon.HybridBlock, "_build_cache", executor.build_cache),
     Patch(mx.gluon.Parameter, "initialize", executor.initialize),
-    Patch(mx.gluon.contrib.nn.SyncBatchNorm, "hybrid_forward", contrib.warn_of_contrib),
+    Patch(mx.gluon.contrib.nn.SyncBatchNorm, "hybrid_forward", convert.warn_of_contrib),
     Patch(mx.nd, "load", load_arrays),
     Patch(mx.npx, "load", load_arrays),
     Patch(mx.gluon.Parameter, "_init_grad", gradients.register),

@@ -13,7 +13,6 @@ import numpy as np
 
 from .compat import mx
 from .compat.array_types import Nested, as_current, leaves, to_device
-from .engine import copy_to_device, pinned_memory
 from .errors import BatchMismatch, DeviceUnavailable
 
 _NUMPY_DTYPES = {np.float16, np.float32, np.float64, np.uint8, np.int8, np.int32, np.int64, np.bool_}
@@ -136,10 +135,12 @@ def _to_device(array: mx.nd.NDArray | np.ndarray, device: mx.Context) -> mx.nd.N
         raise BatchMismatch(
             f"MXNet makes no array of the batch's array of dtype {array.dtype}: {error}; write array.astype('float32')"
         ) from None
-    memory = pinned_memory(device)
-    if memory is None or not array.ndim or not array.size:
-        return as_current(mx.nd.array(array, ctx=device, dtype=dtype))
-    return as_current(copy_to_device(array, device, memory))
+    place = mx.cpu() if _is_gpu(device) else device  # MXNet waits for a GPU where it gets an array of NumPy
+    return as_current(mx.nd.array(array, ctx=place, dtype=dtype).as_in_context(device))
+
+
+def _is_gpu(device: mx.Context) -> bool:
+    return device.device_type == "gpu"
 
 
 def split_and_load(

@@ -44,12 +44,12 @@ def steps(num: int) -> dict[str, list[str]]:
 def look() -> tuple[list[str], list[str]]:
     """(the GPUs, what keeps MXNet's wheels from them) in words, before MXNet is imported or even installed."""
     sys.path.insert(0, str(ROOT / "gluon_parallel"))  # `import gluon_parallel` would need MXNet
-    from cuda import driver, fat_binary, problems
+    from cuda import driver, problems
 
     answers = driver.ask_apart() or {"error": "it was not asked"}
-    cards = [f"gpu({number}), {name}, compute capability {fat_binary.dotted(capability)}"
+    cards = [f"gpu({number}), {name}, compute capability {problems.dotted(capability)}"
              for number, (name, capability) in enumerate(answers.get("devices", []))]  # fmt: skip
-    return cards, [f"{text} ({cure})" for text, cure in problems.of_driver(answers, fat_binary.WHEELS)]
+    return cards, [f"{text} ({cure})" for text, cure in problems.of_driver(answers)]
 
 
 def run(name: str, command: list[str], seconds: float, write) -> str:

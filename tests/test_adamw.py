@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from pipeline_nets import assert_equal, batch, cpus, layers
+from pipeline_nets import layers
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -93,17 +93,10 @@ def test_a_setting_that_makes_no_sense_is_refused():
             mx.optimizer.create("adamw", **settings)
 
 
-def make(num_devices, schedule=False, **options):
+def test_parameters_with_wd_mult_0_do_not_decay():
     net = layers(2)
     net.collect_params(".*bias").setattr("wd_mult", 0.0)
-    net.collect_params().reset_ctx(cpus(*range(num_devices)))
-    settings = {"lr_scheduler": mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.01), "wd": 0.1}
-    trainer = gluon.Trainer(net.collect_params(), "adamw", settings if schedule else SETTINGS)
-    return net, trainer, gp.DataParallel(net, gluon.loss.L2Loss(), trainer, **options)
-
-
-def test_parameters_with_wd_mult_0_do_not_decay():
-    net, trainer, _ = make(1)
+    trainer = gluon.Trainer(net.collect_params(), "adamw", SETTINGS)
     before = {name: parameter.data().asnumpy() for name, parameter in net.collect_params().items()}
     for parameter in net.collect_params().values():
         parameter.grad()[:] = 0
@@ -112,16 +105,6 @@ def test_parameters_with_wd_mult_0_do_not_decay():
     for name, parameter in net.collect_params().items():
         kept = 1 if name.endswith("bias") else 1 - 0.01 * 0.1
         np.testing.assert_allclose(parameter.data().asnumpy(), kept * before[name], rtol=1e-12)
-
-
-@pytest.mark.parametrize(("num_devices", "options"), [(2, {}), (3, {"accumulate": 2, "clip_global_norm": 0.1})])
-def test_several_devices_train_as_one_does(num_devices, options):
-    one, _, alone = make(1, schedule=True, **options)
-    net, _, step = make(num_devices, schedule=True, **options)
-    for seed, size in enumerate((7, 2, 5, 1, 6, 4)):  # fewer samples than devices among them
-        alone(*batch(size, seed=seed))
-        step(*batch(size, seed=seed))
-    assert_equal(net, one)
 
 
 def test_sparse_gradients_make_the_same_updates_as_dense_ones():

@@ -80,7 +80,7 @@ def test_what_cannot_be_saved_or_loaded_is_told_in_a_sentence(tmp_path):
     with pytest.raises(gp.errors.OutputUnavailable, match="cannot be written"):
         gp.checkpoint.save(tmp_path / "file" / "checkpoint.npz", net)
     gp.archive.write(path, {}, {"mine": 1})
-    with pytest.raises(gp.errors.CheckpointError, match="no state of a net and its trainer, but mine"):
+    with pytest.raises(gp.errors.CheckpointError, match="holds mine, no state of a net and its trainer"):
         gp.checkpoint.load(path, net)
 
 

@@ -210,7 +210,7 @@ def fake_mxnet(tmp_path):
     [
         ("2.0.0", {"libinfo": '__version__ = "2.0.0"\n'}, "import gluon_parallel", "MXNet 2.0.0 is installed in"),
         ("1.8.0", {}, "import mxnet, gluon_parallel", "MXNet 1.8.0 was imported before gluon_parallel"),
-        ("1.9.1", {}, "import gluon_parallel", "not a whole MXNet"),
+        ("1.9.1", {}, "import gluon_parallel", "is not whole"),
     ],
 )
 def test_another_version_of_mxnet_or_half_of_one_is_refused(fake_mxnet, version, files, code, words):
@@ -222,25 +222,6 @@ def test_an_installation_without_mxnet_is_told_how_to_get_it(other_site):
     message = error_of("import gluon_parallel", "-S", **other_site("mxnet")[1])
     assert "MXNet is not installed" in message
     assert "pip install --no-deps 'mxnet==1.9.1'" in message
-
-
-def test_a_missing_system_library_is_named_with_the_package_that_brings_it(other_site):
-    folder, environment = other_site("mxnet")
-    original = SITE_PACKAGES / "mxnet"
-    (folder / "mxnet").mkdir()
-    for entry in original.iterdir():
-        if entry.name != "libmxnet.so":
-            (folder / "mxnet" / entry.name).symlink_to(entry)
-    # The same library, asking for a libgomp that no machine has.
-    library = (original / "libmxnet.so").read_bytes()
-    assert library.count(b"\0libgomp.so.1\0") == 1
-    (folder / "mxnet" / "libmxnet.so").write_bytes(library.replace(b"\0libgomp.so.1\0", b"\0libgomp.so.0\0"))
-    try:
-        message = error_of("import gluon_parallel", "-S", **environment)
-    finally:
-        (folder / "mxnet" / "libmxnet.so").unlink()  # a hundred megabytes that pytest would keep for three sessions
-    assert "the system library libgomp.so.0, which is not here" in message
-    assert "apt-get install libgomp1" in message
 
 
 @pytest.mark.parametrize(

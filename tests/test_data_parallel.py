@@ -293,12 +293,6 @@ def test_what_cannot_be_trained_is_refused_and_nothing_is_updated(message, wrong
     np.testing.assert_array_equal(net.bias.list_data()[0].asnumpy(), 0)
 
 
-def test_a_step_inside_record_is_refused_because_it_records_itself():
-    step = made()
-    with pytest.raises(gp.errors.GradientUnavailable, match="take it out of that block"), mx.autograd.record():
-        step(X, Y)
-
-
 def test_weights_of_grouped_convolutions_are_trained_and_compared_whatever_their_memory_layout():
     net = gluon.nn.HybridSequential()
     net.add(gluon.nn.Conv2D(32, 3), gluon.nn.Conv2D(32, 3, groups=32), gluon.nn.Flatten(), gluon.nn.Dense(2))

@@ -267,7 +267,7 @@ def test_threads_read_ahead_by_one_batch_hand_errors_on_and_are_gone_when_a_pass
         list(box_batches(boxes_set(), 2, transform=failing, num_threads=2))
 
 
-def test_every_text_comes_once_per_epoch_with_its_label_and_its_length_and_an_epoch_can_be_entered_in_its_middle():
+def test_every_text_comes_once_per_epoch_with_its_label_and_its_length():
     texts, labels = encoded()
     loader = text.batches(texts, labels, 16, shuffle=True, seed=3)
     orders = []
@@ -283,12 +283,6 @@ def test_every_text_comes_once_per_epoch_with_its_label_and_its_length_and_an_ep
         assert sorted(seen) == list(range(203))
         orders.append(seen)
     assert orders[0] != orders[1] and len(loader) == 13
-    loader.set_epoch(5)
-    whole = labels_of(loader)
-    loader.set_epoch(5, start=9)
-    assert labels_of(loader) == whole[9:]
-    with pytest.raises(BatchMismatch, match="start=14; expected a whole number from 0 to 13"):
-        loader.set_epoch(0, start=14)
 
 
 def test_texts_of_similar_length_go_together():

@@ -16,7 +16,7 @@ import pytest
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.datasets.image_files import _Reading
+from gluon_parallel.datasets.indexed import _Reading
 from gluon_parallel.device_threads import hand_written_loops, seeds
 from gluon_parallel.device_threads.thread import thread_of
 from gluon_parallel.nn import executor
@@ -137,26 +137,6 @@ def test_scopes_and_the_default_device_follow_the_work():
     with outer.name_scope():
         names = gp.parallel_apply(lambda x: gluon.nn.Dense(1).name, on_devices())
     assert names == ["outer_dense0", "outer_dense1"]
-
-
-def test_a_backward_pass_launched_by_device_threads_gives_the_gradients_of_one_thread(rng):
-    net = gluon.nn.HybridSequential()
-    net.add(gluon.nn.Conv2D(4, 3, in_channels=2, activation="tanh"), gluon.nn.Dense(3, in_units=4 * 16))
-    net.initialize(mx.init.Xavier(), ctx=DEVICES[:2])
-    net.hybridize()
-    shards = gp.split_and_load(rng.standard_normal((5, 2, 6, 6)).astype("float32"), DEVICES[:2])
-
-    def forward(x):
-        with mx.autograd.record():
-            return (net(x) ** 2).sum()
-
-    mx.autograd.backward([forward(x) for x in shards])
-    wanted = [grad.asnumpy() for p in net.collect_params().values() for grad in p.list_grad()]
-    gp.parallel_apply(mx.autograd.backward, gp.parallel_apply(forward, shards))
-    found = [grad.asnumpy() for p in net.collect_params().values() for grad in p.list_grad()]
-    for one, other in zip(wanted, found):
-        assert np.abs(one).max() > 1e-3
-        np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)  # sums of some 100 float32 products
 
 
 # ---- random numbers ----------------------------------------------------------------------------------------------

@@ -34,6 +34,10 @@ MORE_TIME = "-> gluon-parallel doctor --timeout 220"
     ("check", "probes", "wanted", "words"),
     [
         (trials.check_numpy, Says({"version": "1.19.5"}), "warning", "1.19.5 is outside the tested range"),
+        (trials.check_numpy, Says({}, 1, "ModuleNotFoundError: No module named 'numpy'\n"), "failed",
+         "No module named 'numpy'. -> pip install --force-reinstall 'numpy>="),
+        (trials.check_numpy, Says({}, 1, "ImportError: \n\nADVICE\n\nOriginal error was: libblas.so: no such file\n"),
+         "failed", "does not import: libblas.so: no such file. ->"),
         (trials.check_mxnet, Says({}, -6, UNREADABLE), "failed", "MXNet cannot read OMP_NUM_THREADS="),
         (trials.check_mxnet, Says({}, 1, "MXNet 1.8 is here: pip install --no-deps 'mxnet==1.9.1' (or"), "failed",
          "MXNet 1.8 is here: pip install --no-deps 'mxnet==1.9.1' (or. -> pip install --no-deps 'mxnet==1.9.1'"),
@@ -236,7 +240,7 @@ def test_a_card_that_a_cpu_build_does_not_use_is_pointed_out(driver):
         ({"cuda": 10020}, "too old: it runs programs up to CUDA 10.2", "driver 520.61.05 or newer"),
         ({"capability": 90}, "compute capability 9.0 (Hopper)", "container mxnet:24.06-py3"),
         ({"capability": 120}, "compute capability 12.0 (Blackwell", "container mxnet:24.06-py3"),
-        ({"capability": 35}, "compute capability 3.5", "train on CPUs"),
+        ({"capability": 37}, "compute capability 3.7", "train on CPUs"),
         ({"status": 100}, "no GPU: it answers with CUDA error 100 (words of the driver)", "docker run --gpus all"),
         (None, "no NVIDIA driver here", "docker run --gpus all"),
     ],
@@ -287,6 +291,6 @@ def test_a_driver_older_than_the_compiler_of_fused_operators_is_a_warning(driver
 )
 def test_the_drivers_answers_are_judged(monkeypatch, driver, cuda_build, verdicts):
     monkeypatch.setattr(trials.libraries, "needed", lambda library: ["libcuda.so.1"] * cuda_build)
-    monkeypatch.setattr(trials.fat_binary, "read", lambda library: ())
+    monkeypatch.setattr(trials, "is_wheel", lambda folder: True)
     section = section_of(trials.check_gpus, Says({"driver": driver}))
     assert [finding.verdict for finding in section.findings] == verdicts

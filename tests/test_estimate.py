@@ -12,8 +12,7 @@ import pytest
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.commands import cli
-from gluon_parallel.commands.estimate.backward import backward_of
-from gluon_parallel.commands.estimate.net import Input, trace
+from gluon_parallel.commands.estimate.net import Input, backward_of, trace
 from gluon_parallel.data_parallel.precision import has_bfloat16_on_cpus
 from gluon_parallel.kvstore.mpi.shared_memory.parts import ROW
 

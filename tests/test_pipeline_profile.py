@@ -7,22 +7,11 @@ from pipeline_nets import TOLERANCE, assert_equal, batch, cpus, layers, set_weig
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.pipeline.measured_memory import peaks
-from gluon_parallel.pipeline.orders import ORDERS, Task, bubble, simulated
+from gluon_parallel.pipeline.orders import ORDERS, Task
+from gluon_parallel.pipeline.profile import peaks
 from mxnet import gluon
 
 LOSS = gluon.loss.L2Loss()
-
-
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize(("num_stages", "num_micro_batches"), [(1, 3), (2, 1), (2, 4), (4, 8), (4, 2)])
-def test_equal_passes_leave_the_predicted_bubble(order, num_stages, num_micro_batches):
-    counts = [num_micro_batches] * num_stages
-    times = simulated(order, [1.0] * num_stages, [2.0] * num_stages, counts)
-    seconds = max(end for _, end in times.values())
-    idle = 1 - 3.0 * num_micro_batches / seconds
-    assert idle == pytest.approx(bubble(order, counts))
-    assert idle == pytest.approx((num_stages - 1) / (num_micro_batches + num_stages - 1))
 
 
 @pytest.mark.parametrize("recompute", [False, True])

@@ -1,8 +1,8 @@
-"""Losses of parts, accumulation, clipping and stores: a pipeline's update is that of DataParallel on one device."""
+"""A pipeline's update is that of DataParallel on one device, also after a checkpoint, which unsplit nets can load."""
 
 import numpy as np
 import pytest
-from pipeline_nets import TOLERANCE, assert_equal, batch, cpus, layers, set_weights, trainer_of, values
+from pipeline_nets import TOLERANCE, assert_equal, batch, cpus, layers, reference, set_weights, trainer_of, values
 from step_checks import Loss
 
 import gluon_parallel as gp
@@ -12,6 +12,7 @@ from mxnet import gluon, nd
 
 LOSS = gluon.loss.L2Loss()
 BATCHES = [batch(num, seed=seed) for seed, num in enumerate((11, 8, 9, 8))]
+EQUAL = [batch(8, seed=seed) for seed in range(4)]
 ROWS = [[cpus(0, 1)], [cpus(0, 1), cpus(2, 3)]]
 
 
@@ -58,20 +59,6 @@ def test_accumulated_and_clipped_gradients_are_those_of_data_parallel_whatever_t
         assert all((first == other).all() for other in others)
 
 
-def test_a_step_that_fails_forgets_what_was_accumulated():
-    one, net = layers(), layers()
-    pipe = gp.Pipeline(net, cpus(0, 1), 3, accumulate=2)
-    trainer = trainer_of(pipe.collect_params())
-    pipe.step(LOSS, trainer, *BATCHES[0])
-    with pytest.raises(gp.errors.BatchMismatch):
-        pipe.step(lambda out, y: LOSS(out, y).mean(), trainer, *BATCHES[0])
-    step = on_one_device(one, LOSS, accumulate=2)
-    for x, y in BATCHES[1:3]:
-        step(x, y)
-        pipe.step(LOSS, trainer, x, y)
-    assert_equal(net, one)
-
-
 class Fork(gluon.HybridBlock):
     def __init__(self):
         super().__init__()
@@ -94,41 +81,78 @@ def test_parameters_that_the_loss_does_not_reach_are_left_out_only_if_asked_for(
     step(ignore_stale_grad=True)
 
 
-@pytest.mark.parametrize("hybridize", [False, True])
-@pytest.mark.parametrize("frozen", [[3], [0, 2], [1, 2]])
-def test_frozen_layers_stay_and_the_others_learn_as_on_one_device(frozen, hybridize):
-    nets = layers(), layers()
-    for net in nets:
-        for number in frozen:
-            net[number].collect_params().setattr("grad_req", "null")
-    one, net = nets
-    if hybridize:
-        net.hybridize()
-    step = on_one_device(one, LOSS)
-    pipe = gp.Pipeline(net, cpus(0, 1), 4, order="gpipe")
-    trainer = trainer_of(pipe.collect_params())
-    for x, y in BATCHES:
-        step(x, y)
-        pipe.step(LOSS, trainer, x, y)
-    assert_equal(net, one)
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "lars", "adam", "nadam"])
 @pytest.mark.parametrize("replicas", ROWS)
-def test_counts_and_learning_rates_of_a_stage_that_was_frozen_are_those_of_one_device(replicas, optimizer):
+@pytest.mark.parametrize(
+    ("optimizer", "frozen", "steps"),
+    [*(("sgd", frozen, range(4)) for frozen in ([3], [0, 2], [1, 2])),
+     *((optimizer, [0, 1], [1]) for optimizer in ("sgd", "lars", "adam", "nadam"))],
+)  # fmt: skip
+def test_layers_that_are_frozen_for_some_steps_or_all_stay_and_the_others_learn_as_on_one_device(
+    replicas, optimizer, frozen, steps
+):
     def trainer_with_schedule(parameters):
         schedule = mx.lr_scheduler.FactorScheduler(1, 0.5, base_lr=0.1)
         options = {"momentum": 0.9} if optimizer in ("sgd", "lars") else {}
         return gluon.Trainer(parameters, optimizer, {"learning_rate": 0.1, "lr_scheduler": schedule, **options})
 
     one, net = layers(), layers()
+    net.hybridize(active=len(frozen) > 1)
     step = gp.DataParallel(one, LOSS, trainer_with_schedule(one.collect_params()))
     pipe = gp.Pipeline(net, replicas, 2)
     trainer = trainer_with_schedule(pipe.collect_params())
     for number, (x, y) in enumerate(BATCHES):
-        for half in (one, net):
-            for layer in half[:2]:
-                layer.collect_params().setattr("grad_req", "null" if number == 1 else "write")
+        for layer in (half[place] for half in (one, net) for place in frozen):
+            layer.collect_params().setattr("grad_req", "null" if number in steps else "write")
         step(x, y)
         pipe.step(LOSS, trainer, x, y)
     assert_equal(net, one, rtol=1e-6 if optimizer == "lars" else 1e-7)  # its norms are float32
+
+
+def pipe_and_trainer(net, rows=None, optimizer="sgd"):
+    pipe = gp.Pipeline(net, rows or cpus(0, 1), 3)
+    return pipe, trainer_of(pipe.collect_params(), optimizer)
+
+
+def train(pipe, trainer, batches):
+    for x, y in batches:
+        pipe.step(LOSS, trainer, x, y)
+
+
+@pytest.mark.parametrize("frozen", [0, 4])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])  # adam's step depends on how many there were, in every stage
+@pytest.mark.parametrize("rows", [cpus(0, 1), [cpus(0, 1), cpus(2, 3)]])
+def test_a_resumed_pipeline_continues_bit_for_bit(tmp_path, rows, optimizer, frozen):
+    def make(prefix):
+        net = layers(prefix=prefix)
+        for parameter in list(net.collect_params().values())[:frozen]:
+            parameter.grad_req = "null"
+        return net, *pipe_and_trainer(net, rows, optimizer)
+
+    net, pipe, trainer = make("net_")
+    train(pipe, trainer, EQUAL[:2])
+    gp.checkpoint.save(str(tmp_path / "state"), pipe.net, trainer)
+    train(pipe, trainer, EQUAL[2:])
+    again, pipe, trainer = make("other_")
+    gp.checkpoint.load(str(tmp_path / "state"), pipe.net, trainer)
+    train(pipe, trainer, EQUAL[2:])
+    theirs = values(again)
+    for name, value in values(net).items():
+        np.testing.assert_array_equal(value, theirs[name])
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_weights_and_the_trainers_state_go_to_the_unsplit_net_and_back(tmp_path, as_list):
+    wanted = layers()
+    reference(wanted, LOSS, EQUAL)
+    net = layers()
+    pipe, trainer = pipe_and_trainer([*net], cpus(0, 1, 2, 3)) if as_list else pipe_and_trainer(net)
+    train(pipe, trainer, EQUAL[:2])
+    gp.checkpoint.save(str(tmp_path / "pipe"), pipe.net, trainer)
+    one = layers(prefix="other_")
+    trainer = trainer_of(one.collect_params(), update_on_kvstore=False)
+    gp.checkpoint.load(str(tmp_path / "pipe"), one, trainer)
+    reference(one, LOSS, EQUAL[2:3], trainer)
+    gp.checkpoint.save(str(tmp_path / "one"), one, trainer)
+    gp.checkpoint.load(str(tmp_path / "one"), pipe.net, trainer := trainer_of(pipe.collect_params()))
+    train(pipe, trainer, EQUAL[3:])
+    assert_equal(net, wanted)

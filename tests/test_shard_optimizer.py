@@ -3,7 +3,6 @@
 import gc
 import weakref
 
-import kvstore_shards
 import numpy as np
 import pytest
 from kvstore_shards import CASES, bits, held, make, train
@@ -117,14 +116,6 @@ def test_gluons_own_files_of_a_part_of_the_state_are_refused(tmp_path):
     train(parallel, None, 0, 1)
     with pytest.raises(gp.errors.CheckpointError, match="this process has a part .* write gp.checkpoint.save"):
         trainer.save_states(str(tmp_path / "states"))
-
-
-def test_a_parameter_that_the_loss_does_not_reach_is_refused_as_without():
-    net, trainer, _ = make(None, CPUS, "sgd", {}, False)
-    parallel = gp.DataParallel(net, lambda y, label: net.last.data(y.ctx) * y[:, :1], trainer, shard_optimizer=True)
-    net.forward = lambda x: net.last.data(x.ctx) * x[:, :1]
-    with pytest.raises(gp.errors.GradientUnavailable, match="the loss did not reach .*first.*ignore_stale_grad=True"):
-        parallel.step(nd.ones((3, kvstore_shards.IN)), nd.ones(3))
 
 
 def test_what_cannot_be_divided_is_refused():

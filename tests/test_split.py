@@ -1,7 +1,6 @@
 import array
 import collections
 import re
-import threading
 
 import numpy as np
 import pytest
@@ -11,8 +10,6 @@ from hypothesis import strategies as st
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel import engine, split
-from gluon_parallel.engine import array_memory
 from mxnet import nd
 
 pytestmark = pytest.mark.arithmetic
@@ -140,57 +137,3 @@ def test_a_defaultdict_an_array_of_mxnets_numpy_and_scipys_newer_arrays_are_spli
 def test_what_is_no_list_of_devices_is_refused_with_what_to_write(devices, written):
     with pytest.raises(gp.errors.DeviceUnavailable, match=re.escape(f"write gp.devices({written})")):
         gp.split_and_load(np.zeros(5), devices)
-
-
-# ---------------------------------------------------------------------- pinned memory, which copies to GPUs start from
-
-
-def test_batches_through_pinned_memory_as_on_gpus_arrive_as_they_were_when_they_were_split(monkeypatch):
-    assert (engine.pinned_memory(mx.gpu(1)), engine.pinned_memory(mx.cpu(1))) == (mx.cpu_pinned(0), None)
-    monkeypatch.setattr(split, "pinned_memory", lambda device: mx.cpu_pinned(0))
-    devices, random = [mx.cpu(11), mx.cpu(12)], np.random.RandomState(0)
-    for dtype in ("float32", "float64", "float16", "uint8", "int64"):
-        expected, found = [], []
-        for num in random.randint(2, 300, 30):
-            batch = (100 * random.rand(num, 40)).astype(dtype)
-            found.append(gp.split_and_load((batch, batch[:, 0]), devices))
-            expected.append(batch.copy())
-            batch[:] = 0
-        for batch, shards in zip(expected, found):
-            assert [shard[0].ctx for shard in shards] == devices
-            assert shards[0][0].dtype == np.dtype("float32" if dtype == "float64" else dtype)
-            for of_devices, wanted in zip(zip(*shards), (batch, batch[:, 0])):
-                found_whole = np.concatenate([one.asnumpy() for one in of_devices])
-                np.testing.assert_array_equal(found_whole, wanted.astype(shards[0][0].dtype))
-
-
-def test_a_device_that_is_late_does_not_keep_other_devices_from_their_data():
-    late, other, ended = mx.cpu(14), mx.cpu(15), threading.Event()
-    data = np.arange(4, dtype="float32")
-    for _ in range(2):
-        engine.copy_to_device(data, late, mx.cpu_pinned(0)).wait_to_read()
-    engine.push_async(lambda done: threading.Thread(target=lambda: (ended.wait(60), done())).start(),
-                      read=[buffer.array for buffer in array_memory._buffers[late, np.dtype("float32")]])  # fmt: skip
-    waiting = threading.Thread(target=engine.copy_to_device, args=(data, late, mx.cpu_pinned(0)))
-    waiting.start()
-    try:
-        waiting.join(0.5)
-        assert waiting.is_alive()
-        copied: list = []
-        copying = threading.Thread(target=lambda: copied.append(engine.copy_to_device(data, other, mx.cpu_pinned(0))))
-        copying.start()
-        copying.join(50)
-        assert copied and copied[0].asnumpy().tolist() == data.tolist()
-    finally:
-        ended.set()
-        waiting.join()
-
-
-def test_pinned_memory_is_used_again(monkeypatch):
-    monkeypatch.setattr(split, "pinned_memory", lambda device: mx.cpu_pinned(0))
-    made = []
-    empty = nd.empty
-    monkeypatch.setattr(nd, "empty", lambda shape, ctx, dtype: made.append(ctx) or empty(shape, ctx, dtype))
-    for num in (100, 128, 70, 128):
-        gp.split_and_load(np.zeros((num, 1), "int8"), [mx.cpu(13)])
-    assert made.count(mx.cpu_pinned(0)) == 2

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from batch_norm_reference import close, hybridized, joint, on, one_by_one, reference, shards, summed, threads
+from batch_norm_reference import close, hybridized, joint, on, one_by_one, reference, shards, summed
 from batch_norm_waiting import wait_for
 
 import gluon_parallel as gp
@@ -82,23 +82,12 @@ def check(net, loop, devices, rng, sizes, shape, dtype="float32", offset=0.0, ax
             assert all((copy == copies[0]).all() for copy in copies), f"{parameter.name} differs between devices"
 
 
-@pytest.mark.parametrize(
-    ("loop", "hybridize"),
-    list(itertools.product(LOOPS, HYBRIDIZE)),
-)
+@pytest.mark.parametrize(("loop", "hybridize"), list(itertools.product(LOOPS, HYBRIDIZE)))
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_shards_of_any_size_are_normalised_as_one_batch(rng, sizes, loop, hybridize):
     devices = gp.devices(f"cpu:{len(sizes)}")
     net = layer(devices, rng, 3, hybridize=HYBRIDIZE[hybridize])
     check(net, LOOPS[loop], devices, rng, sizes, (3, 4, 5))
-
-
-@pytest.mark.parametrize("sizes", [(6, 2), (5, 3, 1)], ids=str)
-def test_one_thread_per_device(rng, sizes):
-    # Not hybridized: MXNet's hybridized blocks must not be called from several threads (see the test with a net per
-    # thread). Few cases: MXNet keeps some 40 MB of random generators for every thread that ever launched an operator.
-    devices = gp.devices(f"cpu:{len(sizes)}")
-    check(layer(devices, rng, 3), threads, devices, rng, sizes, (3, 4, 5))
 
 
 @pytest.mark.parametrize("arithmetic", EVERY_KERNEL, indirect=True)
@@ -319,23 +308,15 @@ def test_inputs_of_different_spatial_size_are_weighted_by_their_values(rng):
     close(summed(net.beta), dbeta, 3e-6)
 
 
-def test_batches_of_changing_size_and_shape_go_through_one_hybridized_layer(rng):
-    devices = gp.devices("cpu:2")
-    for hybridize in HYBRIDIZE.values():
-        net = layer(devices, rng, 3, hybridize=hybridize)
-        for sizes, shape in (((4, 4), (3, 4)), ((2, 2), (3, 4)), ((3, 1), (3, 9)), ((4, 4), (3, 4))):
-            check(net, joint, devices, rng, sizes, shape, steps=1)
-
-
 @pytest.mark.parametrize("arithmetic", ARITHMETIC, indirect=True)
-@pytest.mark.parametrize("hybridize", [None, {}], ids=str)
-def test_the_states_of_operators_are_used_again(rng, hybridize, arithmetic):
+@pytest.mark.parametrize("hybridize", HYBRIDIZE)
+def test_batches_of_any_size_and_shape_go_through_one_layer_and_its_states_are_used_again(rng, hybridize, arithmetic):
     devices = gp.devices("cpu:2")
-    net = layer(devices, rng, 3, arithmetic, hybridize=hybridize)
+    net = layer(devices, rng, 3, arithmetic, hybridize=HYBRIDIZE[hybridize])
     unused = net.sync_group.unused_states
-    for size in range(1, 12):  # of any shape
+    for size in (*range(1, 8), 4, 2):
         check(net, joint, devices, rng, (size, 2), (3, size), steps=1)
-        # MXNet may free an operator a little after its results are there.
-        wait_for(lambda: not any(state.group is net.sync_group for state in list(_states.values())))
-    assert len(unused) == 2  # a kind for each device
+        if not hybridize.startswith("static"):  # MXNet may free an operator a little after its results are there
+            wait_for(lambda: not any(state.group is net.sync_group for state in list(_states.values())))
+    assert hybridize.startswith("static") or len(unused) == 2  # a kind for each device
     assert all(1 <= len(states) <= 4 for states in unused.values()), unused

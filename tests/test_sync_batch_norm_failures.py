@@ -17,7 +17,7 @@ import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel import nn
 from gluon_parallel.errors import BarrierBroken, BarrierTimeout, DevicesMismatch
-from gluon_parallel.nn.sync_batch_norm import join, start, sync_group
+from gluon_parallel.nn.sync_batch_norm import join, participants, sync_group
 from mxnet import gluon
 
 HYBRIDIZE = [None, {}, {"static_alloc": True, "static_shape": True}]
@@ -112,8 +112,8 @@ def test_devices_that_come_at_once_after_a_failure_wait_for_the_failed_step_once
         waits.append(1)
         time.sleep(0.2)
 
-    monkeypatch.setattr(start, "drain", drain)
-    in_parallel([lambda device=device: start.enter({layer.sync_group: 1}, device) for device in devices])
+    monkeypatch.setattr(participants, "drain", drain)
+    in_parallel([lambda device=device: participants.enter({layer.sync_group: 1}, device) for device in devices])
     assert len(waits) == 1  # the second would wait for the pass of the first, which waits for its own
 
 
@@ -126,15 +126,15 @@ def test_a_layer_that_fails_while_the_failed_step_ends_begins_again_too(monkeypa
     first, last = (layer.sync_group for layer in layers)
     first.rendezvous.abandon("on purpose")
     if is_reported:
-        start.failures.mark_reported(first.rendezvous.failure)
+        participants.failures.mark_reported(first.rendezvous.failure)
 
     def drain():
         last.rendezvous.abandon("its device waited for the first one")
-        start.failures.mark_reported(last.rendezvous.failure)
+        participants.failures.mark_reported(last.rendezvous.failure)
 
-    monkeypatch.setattr(start, "drain", drain)
+    monkeypatch.setattr(participants, "drain", drain)
     with contextlib.nullcontext() if is_reported else pytest.raises(BarrierBroken, match="on purpose"):
-        start.start_anew([first, last])
+        participants.start_anew([first, last])
     assert first.rendezvous.failure is None and last.rendezvous.failure is None
 
 
@@ -262,10 +262,10 @@ def test_the_rendezvous_end_with_their_net(rng):
     net = net_on(devices, {})
     works(net, devices, rng)
     tokens = [child.sync_group.token for child in net if isinstance(child, nn.SyncBatchNorm)]
-    assert all(sync_group.find(token) is not None for token in tokens)
+    assert all(sync_group.by_token.get(token) is not None for token in tokens)
     del net
     # One of MXNet's threads may still be on its way out of a layer.
-    wait_for(lambda: gc.collect() is not None and all(sync_group.find(token) is None for token in tokens))
+    wait_for(lambda: gc.collect() is not None and all(sync_group.by_token.get(token) is None for token in tokens))
 
 
 def test_a_step_without_samples_has_a_limit_where_the_others_begin_nothing_that_this_process_knows(monkeypatch):
@@ -273,6 +273,6 @@ def test_a_step_without_samples_has_a_limit_where_the_others_begin_nothing_that_
     monkeypatch.setattr(following, "_gather", lambda _: np.array([[1.0], [0.0]]))  # the other one has not ended
     monkeypatch.setattr(join, "default_timeout", lambda: 0.001)
     with pytest.raises(
-        BarrierTimeout, match="have neither begun an exchange of the net's .* and of a loss that is a block"
+        BarrierTimeout, match="have neither begun an exchange of the net's .* or of a loss that is a block"
     ):
         following._follow()

@@ -9,7 +9,7 @@ import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel import nn
 from gluon_parallel.errors import BarrierTimeout
-from gluon_parallel.nn.sync_batch_norm.start import drain
+from gluon_parallel.nn.sync_batch_norm.participants import drain
 
 pytestmark = pytest.mark.arithmetic
 

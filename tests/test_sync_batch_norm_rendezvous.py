@@ -466,7 +466,7 @@ def test_a_description_that_cannot_be_made_is_an_error_and_no_crash(monkeypatch,
 
     for _ in range(5):  # what MXNet would take for a description is whatever lay in that memory
         with monkeypatch.context() as patch:
-            patch.setattr(operator.Settings, "parse", fail)
+            patch.setattr(operator, "_CustomOpProp", fail)
             with pytest.raises(mx.base.MXNetError, match="custom.cc"), mx.autograd.record():
                 layer(mx.nd.ones((4, 2)))
         with mx.autograd.record():

@@ -14,7 +14,7 @@ import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.errors import CompressionFault, GradientUnavailable, InexactUpdate
 from gluon_parallel.kvstore.servers import Servers
-from gluon_parallel.nn.sync_batch_norm.start import drain
+from gluon_parallel.nn.sync_batch_norm.participants import drain
 from mxnet import autograd, gluon, nd
 
 PROGRAM = Path(random_loops.__file__)

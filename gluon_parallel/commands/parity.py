@@ -200,9 +200,6 @@ def plot(found: dict[str, dict[str, float]], tolerance: float, path: os.PathLike
     axes.set_title("Parameters after training", loc="left", fontweight="bold")
     axes.set_yticks(range(len(names)), names)
     axes.grid(axis="y", color="#e4e7eb", linewidth=0.8)
-    axes.set_axisbelow(True)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     figure.savefig(path, dpi=120)
 

@@ -1,8 +1,7 @@
 """Make MXNet 1.9.1 import and run on today's Python and NumPy.
 
-MXNet's last release predates NumPy 1.24 (which removed aliases such as ``np.bool``), NumPy 2 (which removed more) and
-Python 3.12 (which removed ``distutils``). The missing names are put back into the *running* interpreter before MXNet
-is imported; nothing on disk is touched, and no name that NumPy still has is replaced.
+Names that NumPy 1.24, NumPy 2 and Python 3.12 removed are put back into the *running* interpreter before MXNet is
+imported; nothing on disk is touched, and no name that NumPy still has is replaced.
 """
 
 import contextlib
@@ -43,12 +42,8 @@ _RENAMED_FUNCTIONS = {
 _FINANCIAL_FUNCTIONS = ("fv", "ipmt", "irr", "mirr", "nper", "npv", "pmt", "ppmt", "pv", "rate")
 
 
-def _financial(name):
-    def removed(*_args, **_kwargs):
-        raise NotImplementedError(f"np.{name} left NumPy in version 1.20; install numpy-financial and call npf.{name}")
-
-    removed.__name__ = name
-    return removed
+def _financial(*_args, **_kwargs):
+    raise NotImplementedError("financial functions left NumPy in version 1.20; install numpy-financial for them")
 
 
 def _msort(a):
@@ -66,7 +61,7 @@ def restore_numpy_names():
             names[old] = names[new]
     names.setdefault("msort", _msort)
     for name in _FINANCIAL_FUNCTIONS:
-        names.setdefault(name, _financial(name))
+        names.setdefault(name, _financial)
     if "_core" in names:  # NumPy 2 keeps `np.core` for the old names, and warns at every look: put the one there
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -91,9 +86,8 @@ def environment(name, value):
 def _num_threads():
     """``OMP_NUM_THREADS`` for the import, so that :func:`gluon_parallel.devices` can choose up to all cores later.
 
-    MXNet counts half of the cores as hyper-threads when it is loaded, and its own operators never use more threads than
-    that, unless ``OMP_NUM_THREADS`` is set at this moment. So it is, to the number that MXNet would take. OpenMP's
-    library must be loaded then too, to read the variable at the same time.
+    MXNet's operators never use more than half of the cores, unless the variable is set when MXNet is loaded, and
+    OpenMP's library with it. So it is, to the number that MXNet would take.
     """
     if "OMP_NUM_THREADS" in os.environ or "MXNET_OMP_MAX_THREADS" in os.environ or _is_loaded("libgomp.so.1"):
         return os.environ.get("OMP_NUM_THREADS")
@@ -125,9 +119,7 @@ def _installed_version():
     try:
         text = (folder / "libinfo.py").read_text("utf-8")
     except OSError as error:
-        raise MXNetUnavailable(
-            f"The mxnet in {folder} is not a whole MXNet: {error}. Reinstall it: {INSTALL}"
-        ) from error
+        raise MXNetUnavailable(f"The mxnet in {folder} is not whole: {error}. Reinstall it: {INSTALL}") from error
     found = re.search(r"^__version__ = ['\"](.+)['\"]", text, re.MULTILINE)
     return found.group(1) if found else "of unknown version"
 
@@ -156,9 +148,9 @@ def import_mxnet():
     """
     if "mxnet" not in sys.modules and any(name.startswith("mxnet.") for name in sys.modules):
         raise MXNetUnavailable(
-            "MXNet was imported before gluon_parallel in this process, and failed half-way. Start Python again (in a "
-            "notebook: restart the kernel) and write `import gluon_parallel` above the first `import mxnet`; "
-            "a script that you cannot edit runs under `python -m gluon_parallel run script.py`"
+            "MXNet was imported before gluon_parallel in this process, and failed half-way. Start Python (or the "
+            "kernel) again and write `import gluon_parallel` above the first `import mxnet`; a script that you cannot "
+            "edit runs under `python -m gluon_parallel run script.py`"
         )
     mxnet = sys.modules.get("mxnet")
     is_there = mxnet is not None

@@ -1,10 +1,8 @@
 """MXNet's arrays in NumPy's functions: as arrays, whose values are read, and as dtypes.
 
-MXNet 1.9.1 left the conversion to Python's sequence protocol. Since NumPy 1.24 that fails, because an NDArray of one
-element contains itself; ``np.array_equal`` then answers False without an error.
-
-NumPy takes an object with an attribute ``dtype`` for a dtype. An NDArray's is a class such as ``np.float32``, which
-NumPy 2.3 refuses; since 2.4 NumPy asks for ``__numpy_dtype__`` first.
+MXNet left the conversion to Python's sequence protocol, which fails since NumPy 1.24. NumPy takes an object with an
+attribute ``dtype`` for a dtype: an NDArray's is a class, which NumPy 2.3 refuses; 2.4 asks for ``__numpy_dtype__``
+first.
 """
 
 import importlib

@@ -1,8 +1,8 @@
 """Cache on disk of MXNet's operator functions.
 
-At every import MXNet asks its library for the parameters of its operators, and writes and compiles the source of 2,556
-functions, which takes half of the import's time. This cache keeps their compiled code and their docstrings beside
-Python's own, in ``__pycache__``. It is for the files of one MXNet: for any other it is written anew.
+At every import MXNet writes and compiles the source of 2,556 functions, which takes half of the import's time. This
+cache keeps their code and docstrings beside Python's own, in ``__pycache__``. For the files of another MXNet it is
+written anew.
 """
 
 import contextlib
@@ -21,12 +21,7 @@ _SOURCES = ("base.py", "ndarray/register.py", "symbol/register.py")  # what the 
 
 
 class OperatorFunctions:
-    """Functions by operator, read from the file `path`, and written there by :meth:`save`.
-
-    Args:
-        path: the file.
-        stamp: what it is for, any constants; what was written for another is not read.
-    """
+    """Functions by operator, read from the file `path` if it was written for the same `stamp`, and written there."""
 
     def __init__(self, path, stamp):
         self.path, self.stamp = path, stamp
@@ -59,11 +54,8 @@ class OperatorFunctions:
         return kept
 
     def save(self):
-        """Write what was made, if anything was, unless the folder is read-only or Python shall write no code.
-
-        After this, :meth:`by` returns MXNet's own functions: it makes some again when it loads a library of operators.
-        """
-        kept, self._kept = self._kept, None
+        """Write what was made, if anything was, unless the folder is read-only or Python shall write no code."""
+        kept, self._kept = self._kept, None  # MXNet makes functions also when it loads a library of operators
         if self._is_complete or sys.dont_write_bytecode:
             return
         data = marshal.dumps(kept)

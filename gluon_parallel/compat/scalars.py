@@ -1,7 +1,6 @@
 """NumPy scalars as parameters of MXNet's operators, which write parameters as text for the C++ library.
 
-Since NumPy 2, ``str((np.int64(3), 4))`` is ``"(np.int64(3), 4)"``, which MXNet's library cannot read. :func:`accept`
-changes the few functions of the imported MXNet in which parameters become text, and those that ask for an ``int``.
+Since NumPy 2, ``str((np.int64(3), 4))`` is ``"(np.int64(3), 4)"``, which MXNet's library cannot read.
 """
 
 import functools

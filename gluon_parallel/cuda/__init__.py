@@ -9,13 +9,18 @@ import importlib.util
 import os
 from pathlib import Path
 
-from . import driver, fat_binary, libraries, problems
+from . import driver, libraries, problems
 
 
 def mxnet_folder() -> Path | None:
     """Where MXNet's files are, if it is installed; it is not imported."""
     spec = importlib.util.find_spec("mxnet")
     return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
+
+
+def is_wheel(folder: Path) -> bool:
+    """Whether the MXNet in `folder` is one of its published wheels for GPUs; of others nobody knows their cards."""
+    return any(folder.parent.glob("mxnet_cu*.dist-info"))
 
 
 def prepare(folder: Path) -> list[problems.Problem]:
@@ -27,9 +32,8 @@ def prepare(folder: Path) -> list[problems.Problem]:
     Returns:
         What would make MXNet fail, in its import or on its first GPU; empty if nothing will.
     """
-    library = folder / "libmxnet.so"
     try:
-        names = libraries.needed(library)
+        names = libraries.needed(folder / "libmxnet.so")
     except (OSError, ValueError):
         return []  # the import says what is wrong with it
     if not names:
@@ -38,7 +42,7 @@ def prepare(folder: Path) -> list[problems.Problem]:
     answers = {"error": missing.pop(driver.DRIVER)} if driver.DRIVER in missing else driver.ask_apart()
     found = [*problems.of_libraries(missing)]
     if answers and answers.get("status") != driver.NO_DEVICE:
-        found += problems.of_driver(answers, fat_binary.read(library) or fat_binary.WHEELS)
+        found += problems.of_driver(answers, is_wheel(folder))
     if libraries.from_wheels("libcudnn.so.8", folder):  # newer than the one MXNet was built with, on purpose
         os.environ.setdefault("MXNET_CUDNN_LIB_CHECKING", "0")
     if list(problems.of_fusion(answers, libraries.nvrtc_version())):

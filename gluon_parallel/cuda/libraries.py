@@ -19,8 +19,8 @@ _CUDNN_PARTS = ("ops_infer", "ops_train", "cnn_infer", "cnn_train", "adv_infer",
 _NEEDED = 1  # tag of an ELF file's dynamic section: the name of a library
 
 
-def sections(path: os.PathLike) -> dict[str, memoryview]:
-    """The sections of a shared library by their names, as parts of its file, which is mapped into memory.
+def needed(path: os.PathLike) -> list[str]:
+    """The libraries of CUDA that a library asks for, the driver's included; none for a build for CPUs.
 
     Raises:
         OSError: the file cannot be read.
@@ -29,33 +29,22 @@ def sections(path: os.PathLike) -> dict[str, memoryview]:
     with open(path, "rb") as file:
         if file.read(6) != b"\x7fELF\x02\x01":
             raise ValueError(f"{path} is no shared library of 64 bits")
-        data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def text(offset: int) -> str:
+        return data[offset : offset + 256].partition(b"\0")[0].decode()
+
     try:
         (start,) = struct.unpack_from("<Q", data, 40)
         size, count, names = struct.unpack_from("<HHH", data, 58)
         rows = [struct.unpack_from("<IIQQQQ", data, start + number * size) for number in range(count)]
+        sections = {text(rows[names][4] + word): (offset, length) for word, *_, offset, length in rows}
     except struct.error as error:
         raise ValueError(f"{path} is cut off") from error
-    return {_text(data, rows[names][4] + word): data[offset : offset + length] for word, *_, offset, length in rows}
-
-
-def _text(data: memoryview, offset: int) -> str:
-    return bytes(data[offset : offset + 256]).partition(b"\0")[0].decode()
-
-
-def asked_for(path: os.PathLike) -> list[str]:
-    """The names of all libraries that the loader looks for when it loads this one; errors as of :func:`sections`."""
-    found = sections(path)
-    if ".dynamic" not in found or ".dynstr" not in found:
-        return []
-    dynamic = found[".dynamic"]
-    numbers = struct.unpack_from(f"<{len(dynamic) // 8}Q", dynamic)
-    return [_text(found[".dynstr"], value) for tag, value in zip(numbers[::2], numbers[1::2]) if tag == _NEEDED]
-
-
-def needed(library: os.PathLike) -> list[str]:
-    """The libraries of CUDA that a library asks for, the driver's included; none for a build for CPUs."""
-    return [name for name in asked_for(library) if _CUDA.match(name)]
+    (offset, length), (texts, _) = sections.get(".dynamic", (0, 0)), sections.get(".dynstr", (0, 0))
+    entries = struct.iter_unpack("<QQ", data[offset : offset + length])
+    found = [text(texts + value) for tag, value in entries if tag == _NEEDED]
+    return [name for name in found if _CUDA.match(name)]
 
 
 def load(folder: Path, names: Iterable[str]) -> dict[str, str]:

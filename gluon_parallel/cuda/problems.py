@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from . import fat_binary
 from .driver import DRIVER
-from .wheels import WHEELS
+from .wheels import CAPABILITIES, WHEELS, runs_on
 
 OLDEST_DRIVER = 11000  # which runs every CUDA 11 program
 CPU_BUILD = "pip uninstall -y mxnet-cu112 mxnet-cu117; pip install --no-deps mxnet==1.9.1"
@@ -23,8 +22,8 @@ class Problem(NamedTuple):
     cure: str  # a command, or what to do
 
 
-def of_driver(driver: Mapping[str, Any], code: Iterable[fat_binary.Code]) -> Iterator[Problem]:
-    """What is wrong with the driver, by its answers, and the cards, given what MXNet's library holds."""
+def of_driver(driver: Mapping[str, Any], is_wheel: bool = True) -> Iterator[Problem]:
+    """What is wrong with the driver, by its answers, and with the cards, if MXNet is one of its wheels for GPUs."""
     if "cuda" not in driver:
         if DRIVER in driver["error"] and "No such file" in driver["error"]:
             yield Problem(
@@ -45,17 +44,22 @@ def of_driver(driver: Mapping[str, Any], code: Iterable[fat_binary.Code]) -> Ite
             f"The NVIDIA driver is here, but gives no GPU: {driver['error']}.",
             "look at nvidia-smi and CUDA_VISIBLE_DEVICES; in a container: docker run --gpus all",
         )
-    held = list(code)
-    for number, (name, capability) in enumerate(driver.get("devices", [])):
-        if fat_binary.runs_on(held, capability):
+    capabilities = ", ".join(map(dotted, CAPABILITIES))
+    for number, (name, capability) in enumerate(driver.get("devices", []) if is_wheel else ()):
+        if runs_on(capability):
             continue
         family = "" if capability < 90 else " (Hopper)" if capability < 100 else " (Blackwell or newer)"
         yield Problem(
-            f"gpu({number}), {name}, is of compute capability {fat_binary.dotted(capability)}{family}, and this MXNet "
-            f"holds code for {fat_binary.describe(held)} only: it would end with `no kernel image` (CUDA error 209).",
+            f"gpu({number}), {name}, is of compute capability {dotted(capability)}{family}, and this MXNet "
+            f"holds code for {capabilities} only: it would end with `no kernel image` (CUDA error 209).",
             (f"{_CONTAINER}; or " if capability >= 90 else "")
             + "hide the card: CUDA_VISIBLE_DEVICES= with the numbers of other cards, or with none to train on CPUs",
         )
+
+
+def dotted(capability: int) -> str:
+    """A compute capability as it is written, 8.6 for 86."""
+    return f"{capability // 10}.{capability % 10}"
 
 
 def of_libraries(missing: Mapping[str, str]) -> Iterator[Problem]:

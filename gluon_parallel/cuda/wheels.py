@@ -21,6 +21,19 @@ WHEELS = {
 }
 # MXNet's build -> libraries above that it does not ask for.
 NOT_NEEDED = {"mxnet-cu112": {"libcusparse.so.11"}, "mxnet-cu117": set()}
+# The compute capabilities for which MXNet's wheels hold machine code, 86 for 8.6, which runs within one major version.
+# They hold no PTX, which a driver would compile for newer cards.
+CAPABILITIES = (50, 60, 70, 80, 86)
+
+
+def runs_on(capability):
+    """Whether a card of this compute capability can run the wheels' code.
+
+    Example:
+        >>> [runs_on(capability) for capability in (37, 50, 75, 89, 90)]
+        [False, True, True, True, False]
+    """
+    return capability // 10 in (code // 10 for code in CAPABILITIES)
 
 
 def wheels_for(build):

@@ -126,7 +126,7 @@ def check_classes(loss: Any, outputs: Sequence[Nested], labels: Sequence[Nested]
 
 
 def refuse_no_samples() -> NoReturn:
-    """Refuse an update over the samples of all processes where none of them had any."""
+    """Refuse an update where no process had any samples."""
     raise BatchMismatch(
         "no process had any samples in this step, so there is nothing to update with: step(None) is for a process "
         "that has run out of batches while others have not. End the epoch when all have (gp.sampler.join does)"
@@ -134,13 +134,7 @@ def refuse_no_samples() -> NoReturn:
 
 
 def call_in_words(inputs: Sequence[Nested], labels: Sequence[Nested], error: object) -> str:
-    """How the net and the loss were called, for an error of theirs: shapes or dtypes may be wrong, or the unpacking.
-
-    Example:
-        >>> print(call_in_words((mx.nd.ones((2, 6)),), (mx.nd.ones(2),), "an error"))
-        (the step called the net with 1 input (2, 6), and the loss with its outputs and 1 label (2,), for a shard of the
-        batch on cpu(0))
-    """
+    """How the net and the loss were called, for an error of theirs: shapes or dtypes may be wrong, or the unpacking."""
     arrays = [[array for _, array in leaves(nested)] for nested in (inputs, labels)]
 
     def say(array: Any) -> str:

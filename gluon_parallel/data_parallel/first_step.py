@@ -64,7 +64,7 @@ def make_parameters(parameters: Sequence[mx.gluon.Parameter], run: Callable[[], 
 def broadcast_weights(net: mx.gluon.Block, trainer: mx.gluon.Trainer, shard: tuple[tuple, tuple] | None) -> None:
     """Copy process 0's weights to all processes, before the first gradients; a trainer alone does it after them.
 
-    Parameters whose shapes are not known yet get them from `shard`, the first (inputs, labels); None without samples.
+    `shard`, the first (inputs, labels), or None without samples, shows parameters their shapes.
     """
     if shard is None and any(parameter._deferred_init for parameter in trainer._params):
         raise GradientUnavailable(

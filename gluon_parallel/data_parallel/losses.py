@@ -17,8 +17,7 @@ nd = mx.nd
 class LossOfParts(LossPerSample):
     """A sum and a count for each part; each part is its sum divided by its count, over all devices and processes.
 
-    The division is in the heads of the backward pass, which the engine knows as soon as all forward passes are through
-    and the processes' counts are added up. The mean loss is that of all processes.
+    The heads of the backward pass hold the division. The mean loss is that of all processes.
     """
 
     is_divided = needs_all = True
@@ -46,7 +45,7 @@ class LossOfParts(LossPerSample):
         return as_current(sum(self.parts.values()))
 
     def add_nothing(self, device: mx.Context) -> None:
-        """As of :class:`.LossPerSample`; the sums and counts stay those of the others."""
+        """As of :class:`.LossPerSample`."""
         self._together([nd.zeros(2 * len(self._names), ctx=device, dtype="float64")])
 
     def checked(self, pairs: Iterable[Sequence[mx.nd.NDArray]], size: int) -> tuple[mx.nd.NDArray, ...]:
@@ -61,10 +60,7 @@ class LossOfParts(LossPerSample):
         return tuple(as_legacy(array).reshape((1,)) for arrays in zip(*pairs) for array in arrays)
 
     def _together(self, own: list[mx.nd.NDArray]) -> mx.nd.NDArray:
-        """Add up sums and counts over the devices, (2 * parts,) each, and the processes; returns the counts.
-
-        All of them are at least 1: of nothing at all the sum is 0, and so is its mean.
-        """
+        """Add up sums and counts, (2 * parts,), over the devices and the processes; returns the counts, at least 1."""
         device = own[0].context
         own = [values.as_in_context(device) for values in own]
         total = self._sum.sum(sum(own[1:], own[0])).as_in_context(device).astype("float32")

@@ -86,10 +86,7 @@ def set_precision(precision: str, devices: Sequence[mx.Context]) -> None:
 
 
 def _apart(array: mx.sym.Symbol | mx.nd.NDArray, dtype: DTypeLike) -> mx.sym.Symbol | mx.nd.NDArray:
-    """A parameter, or an input, behind an operator that adds to its gradient, which MXNet's cast on CPUs does not.
-
-    Under ``grad_req="add"`` the gradient would stay what it is.
-    """
+    """A parameter, or an input, behind an operator that adds to its gradient, which MXNet's cast on CPUs does not."""
     if dtype not in (BFLOAT16, "bfloat16"):
         return array
     if isinstance(array, mx.sym.Symbol):
@@ -223,10 +220,9 @@ class LossScaling:
             trainer._scale, trainer._amp_loss_scaler = before, scaler
 
     def overflowed(self, gradients: Sequence[mx.nd.NDArray]) -> bool:
-        """Whether to leave this update out, which all processes agree on; moves the scale. Waits for the gradients.
+        """Whether to leave this update out, which all processes agree on; moves the scale.
 
-        They are one copy of each parameter's, summed over all devices and processes. NotFinite: they overflow at the
-        smallest scale as well.
+        Waits for the gradients, summed over all. NotFinite: they overflow at the smallest scale as well.
         """
         scaler = self._scaler
         # Processes may have reached different parameters, so each has looked at gradients that others have not.

@@ -19,9 +19,8 @@ _ELEMENTWISE = {
     "adadelta", "adagrad", "adam", "adamw", "dcasgd", "ftml", "ftrl", "nag", "rmsprop", "sgd", "signum",
 }  # fmt: skip
 _ALIGNED = 16  # values: where an array is cut
-# Values of one owner before it is the next one's turn: the sums of the backward pass become ready one after the other,
-# so with short turns every owner can update early. Smaller parts would split the huge pages of gradients that are given
-# back.
+# Values of one owner before it is the next one's turn: sums become ready one after the other, and with short turns
+# every owner can update early. Smaller parts would split the huge pages of gradients that are given back.
 _TURN = 1 << 20
 
 _SHARDS = "_gluon_parallel_shards"  # attribute of a trainer; a dictionary of trainers would keep them alive
@@ -61,10 +60,8 @@ def parts(sizes: Sequence[int], num: int, whole: bool = False) -> list[list[int]
     Owner k has the values of an array from bounds[k] to bounds[k + 1]. With `whole`, one has all of them.
 
     Example:
-        >>> parts([4, 40, 4], 2)
-        [[0, 4, 4], [0, 16, 40], [0, 0, 4]]
-        >>> parts([4, 40, 4], 2, whole=True)
-        [[0, 4, 4], [0, 0, 40], [0, 4, 4]]
+        >>> parts([4, 40, 4], 2), parts([4, 40, 4], 2, whole=True)
+        ([[0, 4, 4], [0, 16, 40], [0, 0, 4]], [[0, 4, 4], [0, 0, 40], [0, 4, 4]])
     """
     if whole:
         return _whole_parts(sizes, num)
@@ -115,10 +112,9 @@ class _Piece(NamedTuple):
 class Shards:
     """The division of one trainer's optimizer state, and the update with it.
 
-    Processes, and in each its devices, own ranges of the trained parameters' values, one behind the other in each of
-    many groups of parameters; so parts are of one size whatever the parameters' sizes are. An owner has one piece of a
-    parameter at most, which the optimizer knows by the parameter's number: learning rates and counts of updates are
-    the parameter's. Where an optimizer might not update each value by itself, parameters have one owner each.
+    Processes, and in each its devices, own ranges of the trained parameters' values, see :func:`parts`: one piece of a
+    parameter at most, with the learning rate and the count of updates of the parameter. Where an optimizer might not
+    update each value by itself, parameters have one owner each.
     """
 
     def __init__(self, trainer: mx.gluon.Trainer) -> None:
@@ -130,10 +126,7 @@ class Shards:
         self.with_state: set[int] = set()  # numbers of parameters of which some owner has a state
 
     def divide(self, numbers: Iterable[int] = ()) -> None:
-        """Give the parameters of these numbers, and those that are trained, owners if they have none.
-
-        All processes do so in the same order.
-        """
+        """Give the parameters of these numbers, and those that are trained, owners; on all processes in one order."""
         trained = [number for number, one in enumerate(self._trainer._params) if one.grad_req != "null"]
         states = [number for updater in self._trainer._updaters for number in updater.states]
         new = sorted({*numbers, *trained, *states} - self._bounds.keys())

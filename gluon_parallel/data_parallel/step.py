@@ -12,8 +12,7 @@ from ..device_threads.thread import acting_as, device_of
 from ..kvstore.contract import contract, is_distributed
 from ..nn import convert_by_default, participants, say_what_was_converted
 from ..nn.blocks import net_and_loss
-from ..nn.sync_batch_norm.participants import groups_of
-from ..nn.sync_batch_norm.start import start_anew
+from ..nn.sync_batch_norm.participants import groups_of, start_anew
 from ..nn.sync_batch_norm.sync_group import SyncGroup
 from ..sample_loss import LossPerSample
 from ..split import as_devices, cut, map_arrays, num_samples, shard_sizes
@@ -35,6 +34,10 @@ class TrainingStep:
     loss_scaling: Any = None  # :class:`LossScaling` of the trainer
     mean: mx.nd.NDArray | None = None
     _is_distributed = False  # whether the trainer's store meets other processes
+
+    _cut: Callable[..., Any]  # (batch, number of samples) -> its shards
+    _prepare: Callable[..., Update]  # (shards, or None without samples) -> the update, which the first step makes
+    _run: Callable[..., mx.nd.NDArray]  # (shards, number of samples) -> the mean loss; launches both passes
 
     def __init__(self, net: mx.gluon.Block, reduction: str | None, options: UpdateOptions) -> None:
         checks.check_update(options.accumulate, options.clip_global_norm)
@@ -70,18 +73,6 @@ class TrainingStep:
         self.loss_scaling = LossScaling(trainer)
         refuse_unsupported(self.net, trainer, devices, accumulates)
         return store
-
-    def _cut(self, batch: tuple[tuple, tuple], num: int) -> Any:
-        """The inputs and labels of `num` samples as shards, a list."""
-        raise NotImplementedError
-
-    def _prepare(self, shards: Any) -> Update:
-        """The update of this step; the first step makes it, and `shards` show it shapes. None without samples."""
-        raise NotImplementedError
-
-    def _run(self, shards: Any, num: int) -> mx.nd.NDArray:
-        """Launch the forward and backward passes; returns the mean loss."""
-        raise NotImplementedError
 
     def _step(self, x: Nested | None, y: Nested, device: mx.Context) -> mx.nd.NDArray:
         """One step; without samples, its mean loss is on `device`."""

@@ -71,8 +71,7 @@ class Update:
     def begin_step(self, num_samples: int) -> None:
         """Before each step: forget old gradients; with the last step before an update, send the number of samples.
 
-        It is sent so early that it is back before the gradients are: nobody waits for it then. Where layers exchange
-        with other processes, it is sent in each step: it says whether some have no samples.
+        It is back before the gradients are. Layers that exchange with other processes need it in each step.
         """
         if self._num_steps == 0:
             plan_of(self._trainer).forget()
@@ -81,10 +80,7 @@ class Update:
             self._send_count(num_samples)
 
     def follow(self, launch: Callable[[], object]) -> None:
-        """A step without samples: take part in that of the other processes, and leave gradients of zero.
-
-        `launch` queues what else the step exchanges: the others' backward passes may wait for it.
-        """
+        """A step without samples: take part in that of the others, after ``launch()``; leaves gradients of zero."""
         refuse_graphs(self._net)
         if self._joins:
             mx.nd.waitall()  # so that no call of this process is in flight
@@ -170,10 +166,7 @@ class Update:
         self._finite.check(self._num_updates, last=True)
 
     def _add_rows(self) -> None:
-        """Add up the row_sparse gradients of the steps of one update; MXNet has no ``grad_req="add"`` for them.
-
-        They are zero then, for a device that has no samples in the next step.
-        """
+        """Add up the row_sparse gradients of the steps of one update, for which MXNet has no ``grad_req="add"``."""
         for parameter in gradients.trainable(self._trainer):
             if parameter._grad_stype == "default":
                 continue
@@ -182,7 +175,7 @@ class Update:
                     known = self._rows.get(id(gradient))
                     total = gradient.copy() if known is None else mx.nd.sparse.add(known[1], gradient)
                     self._rows[id(gradient)] = gradient, total
-                    set_zero(gradient)
+                    set_zero(gradient)  # for a device that has no samples in the next step
 
     def _reached(self, plan: StepPlan) -> Sequence[int]:
         """The places of the parameters to update: those that the loss has reached on any device of any process."""
@@ -195,7 +188,6 @@ class Update:
         return [place for place in plan.places if counts[plan.numbers[place]]]
 
     def _send_count(self, num_in_step: int) -> None:
-        """Send the number of samples that are not sent yet, and whether the step has none in this process."""
         if self._is_distributed:
             announce = self._join.begin_step if self._joins and num_in_step else None
             self._counts.append(self._sample_count.sum([self._num_unsent, num_in_step == 0], announce))
@@ -222,7 +214,6 @@ class Update:
         return self._count()
 
     def _count(self) -> int:
-        """The number of samples of all processes."""
         if self._is_distributed:
             return int(sum(counts[0] for counts in self._read_counts()))
         return self._num_samples

@@ -1,29 +1,37 @@
-"""Checks of the weights in the background of the training: finite, and equal on all processes."""
+"""Checks that weights are finite, and the same on all devices and processes; while training, in the background."""
 
 from __future__ import annotations
 
 import collections
 import math
 import operator
+import zlib
 from collections.abc import Sequence
 
 import numpy as np
 
 from ..allreduce.gradients import trainable
 from ..compat import mx
-from ..compat.array_types import Nested, as_legacy, leaves
-from ..engine import Call, check, make_plain
+from ..compat.array_types import Nested, as_legacy, leaves, to_device
+from ..engine import Call, check, make_plain, push, view
 from ..errors import NotFinite, ReplicasDiffer, SeparateTraining, warn
+from ..kvstore import as_store, together
 from ..kvstore.background_sum import BackgroundSum
+from ..kvstore.collective import gather
 from ..kvstore.contract import is_distributed
 from ..kvstore.reserved_keys import WEIGHTS_DIGEST
 from ..native import address
 from ..native.records import C, address_of
+from ..nn.sync_batch_norm.participants import STATISTICS
 from .precision import all_finite
-from .replicas import DIGEST_BITS, check_replicas, start_digest
 
 nd = mx.nd
 
+DIGEST_BITS = 32
+_ADVICE = (
+    "Equal weights stay equal if every process starts from the same ones and adds up its gradients with the others: "
+    "write gluon.Trainer(..., kvstore=store), load checkpoints on all processes, and give all the same learning rate"
+)
 _LAG = 10  # updates after which the result of a look is read: losses are read eight steps later, and shall come first
 
 
@@ -75,9 +83,9 @@ class _Look:
 class FiniteWeights:
     """Looks for NaN and infinity in the weights after updates 1, 2, 4, 8 and every 8th from then on.
 
-    A NaN stays in a weight that it has reached. The engine reads the first device's weights while the next steps run,
-    and the result is read before the tenth update that follows, on every process: a NaN is noticed at most 17 updates
-    after the one that wrote it. `accumulate` steps make an update, and `updates_before` were made before.
+    The engine reads the first device's weights while the next steps run, and the result is read before the tenth update
+    that follows, on every process: a NaN, which stays, is noticed at most 17 updates after the one that wrote it.
+    `accumulate` steps make an update, and `updates_before` were made before.
 
     Attributes:
         looks_at: after how many updates :meth:`look` is due.
@@ -97,8 +105,7 @@ class FiniteWeights:
     def check(self, num_updates: int, last: bool = False) -> None:
         """After that many updates, before the next one: read the result of the look ten updates before it, if any.
 
-        If no update follows (`last`), look at the weights of the last one, and read all results. NotFinite names the
-        first parameter and the step; on every process, since their weights are the same.
+        If no update follows (`last`), look at the weights of the last one, and read all results.
         """
         if last and num_updates > max([self._before, *(looked for looked, _ in self._pending)]):
             self._start(num_updates)
@@ -187,3 +194,85 @@ class WeightsComparison:
                 "gp.datasets.batches with rank=store.rank and num_workers=store.num_workers",
                 SeparateTraining,
             )
+
+
+def check_replicas(net: mx.gluon.Block, store: mx.kv.KVStoreBase | None = None) -> None:
+    """Raise an error unless all devices, and all processes, hold the same parameters.
+
+    Call it in a loop of your own, on every process, after a step or once per epoch. It waits for the parameters and
+    reads them once (checksums travel, not weights). Running statistics of batch norm are left out: with plain BatchNorm
+    they are those of each device. So are parameters that have no values yet.
+
+    Args:
+        net: the block whose parameters are compared.
+        store: the KVStore through which the processes meet; None compares the devices of this process alone.
+
+    Raises:
+        ReplicasDiffer: on every process, with the first parameter that differs and who holds what.
+
+    Example:
+        >>> net = mx.gluon.nn.Dense(1, in_units=1, prefix="dense_")
+        >>> net.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
+        >>> check_replicas(net)
+        >>> net.weight.data(mx.cpu(1))[:] = 7
+        >>> check_replicas(net)
+        Traceback (most recent call last):
+        gluon_parallel.errors.ReplicasDiffer: parameter weight differs between cpu(0) and cpu(1)...
+    """
+    parameters = {
+        name: parameter
+        for name, parameter in net._collect_params_with_prefix().items()
+        if parameter._data is not None and not parameter.name.endswith(STATISTICS)
+    }
+    copies = {name: [_digest(data.asnumpy()) for data in one.list_data()] for name, one in parameters.items()}
+    own = np.array([digests[0] for digests in copies.values()], np.float64)
+    rows = own[None]
+    if store is not None:
+        rows = together(store, lambda: gather(as_store(store, "check_replicas"), "gp.check_replicas()", own))
+    if (rows != rows[0]).any():
+        number = int(np.argmax((rows != rows[0]).any(axis=0)))
+        raise ReplicasDiffer(
+            f"parameter {list(copies)[number]} differs between the processes {_groups(rows[:, number])}"
+            f"{_more((rows != rows[0]).any(axis=0).sum())}. {_ADVICE}"
+        )
+    apart = [name for name, digests in copies.items() if len(set(digests)) > 1]
+    if apart:
+        first = copies[apart[0]]
+        other = next(index for index, digest in enumerate(first) if digest != first[0])
+        devices = parameters[apart[0]].list_ctx()
+        raise ReplicasDiffer(
+            f"parameter {apart[0]} differs between {devices[0]} and {devices[other]}{_more(len(apart))}. Set weights "
+            "with parameter.set_data(array), which sets all devices, and sum the gradients of all devices in every step"
+        )
+
+
+def start_digest(arrays: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
+    """Queue a checksum of dense arrays; the array becomes its bits, (DIGEST_BITS,) float64 on the CPU."""
+    on_host = [to_device(array, mx.cpu(0)) if array.ctx.device_type == "gpu" else array for array in arrays]
+    make_plain(*on_host)
+    bits = mx.nd.zeros(DIGEST_BITS, ctx=mx.cpu(), dtype="float64")
+
+    def compute() -> None:
+        digest = 0
+        for array in on_host:
+            digest = _digest(view(array), digest)
+        view(bits)[:] = [digest >> position & 1 for position in range(DIGEST_BITS)]
+
+    push(compute, read=on_host, write=[bits], name="digest")
+    return bits
+
+
+def _digest(array: np.ndarray, before: int = 0) -> int:
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, before)
+
+
+def _groups(digests: np.ndarray) -> str:
+    """Which ranks hold the same, such as "0, 2 | 1"."""
+    ranks: dict[float, list[int]] = {}
+    for rank, digest in enumerate(digests.tolist()):
+        ranks.setdefault(digest, []).append(rank)
+    return " | ".join(", ".join(map(str, group)) for group in ranks.values())
+
+
+def _more(count: int) -> str:
+    return f", and {count - 1} more do" if count > 1 else ""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, Callable, NamedTuple
 
 from . import scenes
-from .dataset import Dataset, find
-from .folder import unpacked_folder
+from .dataset import Dataset, find, unpacked_folder
 from .indexed import BoxDataset
 from .voc import Folder
 

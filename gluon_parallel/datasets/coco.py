@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DatasetCorrupt, DatasetUnavailable
-from .image_files import DataError, inspect_image
-from .indexed import Annotated, BoxDataset, Entry, as_label, check_size, number, those_there
+from .indexed import Annotated, BoxDataset, DataError, Entry, as_label, check_size, inspect_image, number, those_there
 
 _PREFIX = "instances_"
 _SECTIONS = {"images": ("id", "file_name"), "annotations": (), "categories": ("id", "name")}  # and their keys

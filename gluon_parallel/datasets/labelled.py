@@ -13,8 +13,7 @@ import numpy as np
 
 from ..errors import DatasetCorrupt
 from . import published
-from .dataset import Dataset, Part, as_part, find
-from .folder import data_folder, obtain, read_files
+from .dataset import Dataset, Part, as_part, data_folder, find, obtain, read_files
 
 DIGITS = tuple("0123456789")
 CLOTHES = tuple("T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot".split(","))

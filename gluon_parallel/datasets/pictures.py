@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .image_files import Image
+from .indexed import Image
 from .samples import padded
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's photographs, as GluonCV's nets expect

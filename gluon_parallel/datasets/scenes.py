@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import DatasetUnavailable
-from .folder import ENVIRONMENT, data_folder
-from .image_files import Image
+from .dataset import ENVIRONMENT, data_folder
+from .indexed import Image
 from .labelled import DIGITS, stratified_split
 
 CLASSES = DIGITS

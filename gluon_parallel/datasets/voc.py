@@ -17,8 +17,20 @@ from xml.etree import ElementTree
 import numpy as np
 
 from ..errors import DatasetCorrupt, DatasetUnavailable
-from .image_files import DataError, inspect_image, read_mask, reading
-from .indexed import Annotated, BoxDataset, Entry, IndexedDataset, as_label, check_size, number, those_there
+from .indexed import (
+    Annotated,
+    BoxDataset,
+    DataError,
+    Entry,
+    IndexedDataset,
+    as_label,
+    check_size,
+    inspect_image,
+    number,
+    read_mask,
+    reading,
+    those_there,
+)  # fmt: skip
 
 CLASSES = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog",

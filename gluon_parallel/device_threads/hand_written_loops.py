@@ -1,9 +1,8 @@
 """Hand-written loops: operators of one Python thread are launched from the thread of each device.
 
-:func:`launch_by_device` replaces functions of MXNet's C library, as MXNet's Python code sees them: the call of an
-operator, the call of a hybridized block, and the backward pass. For a thread that has asked for it, each call is handed
-over to the thread of the device on which its first array lies. Python code stays in its thread. The functions that make
-views and record a function are only watched.
+:func:`launch_by_device` replaces functions of MXNet's C library, as MXNet's Python code sees them. Calls of operators,
+hybridized blocks and the backward pass are handed over to the thread of the device on which their first array lies. The
+functions that make views and record a function are only watched.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ def _place_of(handle: int) -> tuple[int, int]:
 
 
 def _device_of(handle: int) -> mx.Context | None:
-    """The CPU device on which the array of that handle lies; None for any other kind of device."""
+    """The CPU device on which the array lies; None for any other kind of device."""
     kind, number = _place_of(handle)
     return _cpu(number) if kind == _CPU else None
 
@@ -85,7 +84,6 @@ def _hands_over() -> bool:
 
 
 def _invoke(original: _CFunction) -> _CFunction:
-    """MXImperativeInvokeEx and MXInvokeCachedOpEx, one operator and a hybridized block, which begin and end alike."""
     copy = ctypes.c_void_p()
     mx.base.check_call(_LIB.NNGetOpHandle(b"_copyto", ctypes.byref(copy)))
 
@@ -110,7 +108,7 @@ def _invoke(original: _CFunction) -> _CFunction:
 
 
 def _record_function(original: _CFunction) -> _CFunction:
-    """MXCustomFunctionRecord: an autograd.Function, whose inputs and outputs may lie on several devices."""
+    """Of an autograd.Function, whose inputs and outputs may lie on several devices."""
 
     def record_function(
         num_inputs: ctypes.c_int, inputs: ctypes.Array, num_outputs: ctypes.c_int, outputs: ctypes.Array, callbacks: Any
@@ -147,10 +145,7 @@ def _note_connection(*arrays: int) -> bool:
 
 
 def _mark_as_joint(arrays: Sequence[int]) -> None:
-    """Note in the recorded graph that these follow from another device's arrays.
-
-    MXNet keeps a flag with each operator that it records, and reads it for variables alone (``_fresh_grad``).
-    """
+    """Note that these follow from another device's arrays: in a flag that MXNet reads for variables alone."""
     if mx.autograd.is_recording():
         for handle in arrays:
             _LIB.MXNDArraySetGradState(ctypes.c_void_p(handle), 1)
@@ -168,12 +163,10 @@ def _is_joint(handle: int | None) -> bool:
 
 
 def _push_one_by_one() -> None:
-    """Have MXNet push each operator of its backward passes alone, from now on.
-
-    It pushes up to 15 operators of one device as one function of the engine. In a graph over several devices some of
-    these may be in front of another device's layers, and wait behind an operator that waits for these layers. MXNet
-    reads the number from the environment once, when it has recorded nothing yet, so it is changed where MXNet keeps it.
-    """
+    """Have MXNet push each operator of its backward passes alone, from now on."""
+    # It pushes up to 15 operators of one device as one function of the engine. In a graph over several devices some may
+    # be in front of another device's layers, and wait behind an operator that waits for these. MXNet reads the number
+    # from the environment once, so it is changed where MXNet keeps it.
     names = "MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_BWD", "MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN"
     read = next((int(os.environ[name]) for name in names if name in os.environ), 15)
     try:
@@ -224,8 +217,7 @@ def _launch(
 ) -> int:
     """Run a call of MXNet's C library in the thread of `device`.
 
-    MXNet lists what the call returns in memory of that thread, so the lists at the C pointers `outputs` are copied for
-    this one; their length, `num_outputs`, is known after the call.
+    MXNet lists what it returns in memory of that thread: `num_outputs` long, copied here at the C pointers `outputs`.
     """
     here, caller = State(), sys._getframe(1)
 

@@ -1,7 +1,7 @@
 """Random seeds of the device threads: ``mx.random.seed`` in any thread seeds the generators of every device.
 
-MXNet seeds the generators of the thread that calls it. Here the call is also noted, and each device thread seeds its
-own generators from the noted seed and its device before it runs the next function.
+MXNet seeds the generators of the calling thread. Here the call is noted too, and each device thread seeds its own
+generators by the noted seed and its device before it runs the next function.
 """
 
 from __future__ import annotations
@@ -43,12 +43,7 @@ _LIB.MXRandomSeed = _LIB.MXRandomSeedContext = _note_seed
 
 
 def derive_seed(*parts: object) -> int:
-    """A seed, a whole number of 31 bits: a hash of `parts`.
-
-    Example:
-        >>> derive_seed(0, 1, 2)
-        84316401
-    """
+    """A seed, a whole number of 31 bits: a hash of `parts`."""
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:4], "little") & 0x7FFFFFFF
 

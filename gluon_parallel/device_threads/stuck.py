@@ -128,7 +128,7 @@ def _user_line(frame: FrameType) -> str | None:
 
 
 def _ticks(waits: Collection[int]) -> int:
-    """Processor time, in clock ticks, of MXNet's threads and of the Python threads `waits`."""
+    """Processor time, in clock ticks, of MXNet's threads, the devices', and the Python threads `waits`."""
     others = {
         thread.native_id
         for thread in threading.enumerate()

@@ -1,8 +1,7 @@
 """A persistent thread per device, from which the device's operators are launched, and :func:`parallel_apply`.
 
-MXNet's temporary buffers and random generators belong to the thread that launches an operator. Devices that one thread
-launches share them, and operators that share a buffer wait for each other. With a thread per device, devices share
-nothing.
+MXNet's temporary buffers and random generators belong to the thread that launches an operator, and operators that share
+a buffer wait for each other. With a thread per device, devices share nothing.
 """
 
 from __future__ import annotations
@@ -233,15 +232,13 @@ def parallel_apply(function: Callable[..., _Result], shards: Iterable[Nested]) -
 
 def apply_on(function: Callable[..., _Result], calls: Sequence[tuple[mx.Context, Sequence[Any]]]) -> list[_Result]:
     """:func:`parallel_apply` of the arguments for each device; for a single one from the caller's thread."""
-    if len(calls) > 1:
+    if len(calls) != 1:
         return [call_from(device, function, *arguments) for device, arguments in calls]
+    [(device, arguments)] = calls
     if current_device() is not None:  # this thread launches for a device, or for a step, anyway
-        return [function(*arguments) for _, arguments in calls]
-    results = []
-    for device, arguments in calls:
-        with acting_as(device):
-            results.append(function(*arguments))
-    return results
+        return [function(*arguments)]
+    with acting_as(device):
+        return [function(*arguments)]
 
 
 def call_from(device: mx.Context, function: Callable[..., _Result], *arguments: Any) -> _Result:
@@ -275,10 +272,7 @@ def device_of(arguments: Nested, number: int) -> mx.Context:
 
 
 def end_all() -> None:
-    """End all device threads, each after its functions and within 5 seconds. Later calls start new ones.
-
-    MXNet keeps the buffers of a thread that has ended, so this is for the end of a program.
-    """
+    """At the end of a program, end all device threads, each after its functions and within 5 seconds."""
     with _lock:
         threads = list(_threads.values())
         _threads.clear()
@@ -288,7 +282,6 @@ def end_all() -> None:
 
 
 def _forget_threads() -> None:
-    """In a forked process there are no device threads; they are started anew if needed."""
     global _lock, _starting
     _lock, _starting = threading.Lock(), threading.Lock()
     _threads.clear()

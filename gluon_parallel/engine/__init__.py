@@ -1,9 +1,7 @@
 """Functions inside MXNet's engine: queue them, reach their arrays' memory, pass on their exceptions."""
 
 from . import ending as ending
-from .array_memory import copy_to_device as copy_to_device
 from .array_memory import make_plain as make_plain
-from .array_memory import pinned_memory as pinned_memory
 from .array_memory import view as view
 from .failures import check as check
 from .functions import Call as Call

@@ -69,10 +69,7 @@ def _before_fork() -> None:
 
 
 def _let_threads_leave() -> None:
-    """Wait for threads of MXNet that have yet to free a function, or to return from one to C++.
-
-    Python ends such a thread when it takes Python's lock after the program's end; C++ then aborts the process.
-    """
+    """Wait for MXNet's threads to leave Python, which would end them later; C++ then aborts the process."""
     end = time.monotonic() + _THREADS_TIMEOUT
     while (pending or _foreign_threads_in_python() or INTERPRETER_STATE.num_calls) and time.monotonic() < end:
         time.sleep(0.001)

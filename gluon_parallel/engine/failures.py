@@ -1,9 +1,8 @@
 """Exceptions that travel with MXNet's arrays: raised where an array is waited for, reported once.
 
 MXNet's engine keeps a C++ exception with every array that a failed operator should have written. Operators that read
-such an array are skipped and hand the exception on; ``asnumpy``, ``wait_to_read`` and ``waitall`` raise it, and forget
-it. A Python function that fails gives the engine a C++ exception. MXNet returns only the text of that exception, so the
-text contains a number, under which this file keeps the Python exception.
+the array hand it on; ``asnumpy``, ``wait_to_read`` and ``waitall`` raise it, and forget it. MXNet returns only a text;
+that of a Python function's contains a number, under which this file keeps the Python exception.
 """
 
 from __future__ import annotations
@@ -62,10 +61,7 @@ def _failure_of(error: BaseException) -> _Failure:
 
 
 def memory_of(error: BaseException) -> ctypes.Array:
-    """The memory of the C++ exception that stands for `error`, for the engine's completion callback, which copies it.
-
-    Whoever hands its address to anything that uses it later keeps this object.
-    """
+    """The memory, to be kept, of the C++ exception for `error`; the engine's completion callback copies it."""
     with _lock:
         return _failure_of(error).memory
 

@@ -1,8 +1,7 @@
 """Python functions in MXNet's engine: they run when the arrays that they read and write are ready.
 
-MXNet executes asynchronously: an operator call returns at once, and a scheduler runs it when its inputs are there.
-:func:`push` puts a Python function into that queue like any operator. It starts while the backward pass is still
-running elsewhere, nobody waits for it, and whoever reads an array that it writes gets the new value.
+:func:`push` queues a Python function like any operator: nobody waits for it, and who reads an array that it writes
+gets the new value.
 """
 
 from __future__ import annotations
@@ -24,15 +23,13 @@ from . import failures
 _LIB = mx.base._LIB
 provide_mxnet(_LIB)
 
-# void (*)(void* run_context, void* on_complete, void* param): what the engine calls, which ends when the function at
-# `on_complete` is called; `param` is the number of the pending call.
-_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-# void (*)(void* param): what the engine calls when it frees such a function.
-_FREED = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-# void (*)(Engine* engine, void* param, const dmlc::Error* error): what tells the engine that such a function has ended.
-_ENDED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-# The same, which keeps Python's lock: a thread that leaves Python right after it need not wait for the lock again.
-_ENDED_AT_ONCE = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+_POINTERS = [ctypes.c_void_p] * 3
+# What the engine calls with (run_context, on_complete, number of the pending call), until `on_complete` is called.
+_CALLBACK = ctypes.CFUNCTYPE(None, *_POINTERS)
+_FREED = ctypes.CFUNCTYPE(None, ctypes.c_void_p)  # what it calls with the number when it frees such a function
+# What tells the engine that such a function has ended, with (engine, parameter, dmlc::Error or null); the second keeps
+# Python's lock: a thread that leaves Python right after it need not wait for the lock again.
+_ENDED, _ENDED_AT_ONCE = ctypes.CFUNCTYPE(None, *_POINTERS), ctypes.PYFUNCTYPE(None, *_POINTERS)
 
 # MXNet's engine adds each exception to one list of all devices, in which other threads search at the same time, without
 # a lock. So whoever ends a function with an exception, the C library too, holds this mutex, and `make_room` makes the
@@ -40,7 +37,6 @@ _ENDED_AT_ONCE = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctype
 one_error_at_a_time = new_mutex()
 _ROOM = 128  # exceptions between two calls of `waitall`
 has_room = False
-
 
 # FnProperty of the engine.
 _AT_ONCE = ctypes.c_int(4)  # kAsync: it never waits, so the thread that pushes it may run it
@@ -60,8 +56,7 @@ pending: dict[int, tuple[Callable[..., object], list[mx.nd.NDArray], list[mx.nd.
 
 @_FREED
 def _forget(number: int) -> None:
-    """What the engine calls when it frees a function: called or, because one of its arrays had failed, not."""
-    pending.pop(number, None)
+    pending.pop(number, None)  # if it was not called, because one of its arrays had failed
 
 
 @_CALLBACK
@@ -98,7 +93,6 @@ def _start(_run_context: int, on_complete: int, number: int) -> None:
 
 
 def _end(waiting: Any, error: BaseException | None, written: list[mx.nd.NDArray], ended: Callable[[int], Any]) -> None:
-    """Tell the engine that the function has ended, and free the arrays that it wrote."""
     given = _given(error, written)
     written.clear()
     with locked(one_error_at_a_time) if given else contextlib.nullcontext():
@@ -138,10 +132,7 @@ def _fail_at_once(_run_context: int, on_complete: int, given: int) -> None:
 
 
 def make_room() -> None:
-    """Have the engine's list of exceptions, which grows to twice its length and never shrinks, hold `_ROOM` more.
-
-    Whoever uses the engine calls it; it does its work, which takes 3 ms, once, in the caller's thread.
-    """
+    """Have the engine's list of exceptions, which never shrinks, hold `_ROOM` more: once, in 3 ms, before its use."""
     global has_room
     if has_room or _is_naive():
         return
@@ -170,11 +161,10 @@ def push(
     Args:
         function: called without arguments on an engine thread. It must not wait for the arrays named here (they are
             its own already) nor call MXNet operators on them; it works on their memory, see :func:`.memory.view`.
-        read, write: the NDArrays that it reads, and those that it writes; an array named in `write` may be read too.
-            Two views of one memory count as two arrays here but as one for the engine, which would wait for ever.
-            What `function` raises is raised where an array of `write` is waited for, and so is what had happened to
-            the arrays before: then `function` is not called. Without `write` it is always called, and the next
-            function of this module raises its exception.
+        read, write: the NDArrays that it reads, and those that it writes, or reads and writes; no two views of one
+            memory, for which the engine would wait for ever. What `function` raises is raised where an array of
+            `write` is waited for, and so is what had happened to the arrays before: then `function` is not called.
+            Without `write` it is always called, and the next function of this module raises its exception.
         device: the device whose worker runs it; by default the CPU device of the first array.
         name: shown by MXNet's profiler.
         priority: a higher one starts earlier among functions that are ready.
@@ -267,18 +257,14 @@ _NOTHING = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p)
 def order(first: Sequence[mx.nd.NDArray], then: Sequence[mx.nd.NDArray]) -> None:
     """Queue nothing but an order: operators that use an array of `then` from now on wait for all of `first`.
 
-    An engine thread does it, without Python. Where an array of `first` has failed, those of `then` have too. None may
-    share its memory with another one.
+    Where an array of `first` has failed, those of `then` have too. No two of them share their memory.
     """
     if first and then:
         _push_nothing(first, then, "gluon_parallel.order")
 
 
 def mark(arrays: Iterable[mx.nd.NDArray], name: str) -> None:
-    """Queue nothing but a name, which MXNet's profiler shows on their device when `arrays` are ready.
-
-    They are on one device, and none shares its memory with another one.
-    """
+    """Queue nothing but a name, which MXNet's profiler shows on the one device of `arrays` when they are ready."""
     _push_nothing(arrays, [], name)
 
 
@@ -294,10 +280,9 @@ class Call:
     """A C function and its arrays, to be pushed again and again at the cost of one call into MXNet.
 
     Args:
-        function: address of a C function of (run context, on_complete, argument), which ends as :func:`push_async`
-            says: it copies the three words at `on_complete`, a function and its first two arguments, and has that
-            function called with them and a null pointer, or that of :func:`.failures.memory_of`, when the arrays may be
-            used again.
+        function: address of a C function of (run context, on_complete, argument): it copies the three words at
+            `on_complete`, a function and its first two arguments, and has that function called with them and null, or
+            the pointer of :func:`.failures.memory_of`, when the arrays may be used again.
         argument: a number for it.
         read, write, name: as for :func:`push`. They are kept alive as long as this object.
         always: a worker of the engine calls the function also where one of the arrays has failed; they stay failed.

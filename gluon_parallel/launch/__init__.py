@@ -4,10 +4,10 @@
 """
 
 from . import worker as worker
-from .command import add_script_arguments as add_script_arguments
-from .command import configure as configure
-from .command import main as main
 from .in_notebook import notebook as notebook
 from .launching import Result as Result
+from .launching import add_script_arguments as add_script_arguments
+from .launching import configure as configure
 from .launching import launch as launch
+from .launching import main as main
 from .member import Failure as Failure

@@ -63,9 +63,9 @@ class Decisions:
         for other in self.members.values():
             if other.address and other.address != address and is_one_host(other.host, host):
                 message = (
-                    f"{other.name} and {name} are on two hosts, {other.address} and {address}, that call "
-                    f"themselves {other.host} and {host}; Open MPI takes them for one. Name the hosts by their "
-                    "addresses; where the whole names are equal, give each host a name of its own"
+                    f"{other.name} and {name} are on two hosts, {other.address} and {address}, that call themselves "
+                    f"{other.host} and {host}; Open MPI takes them for one. Name the hosts by their addresses; where "
+                    "the whole names are equal, give each host a name of its own"
                 )
                 self._fail(member, message, 1)  # MPI would wait for ever
         if self.kill_at is not None:
@@ -122,11 +122,8 @@ class Decisions:
     # what the clock says --------------------------------------------------------------------------------------------
 
     def look(self, clock: float, interrupts: Sequence[int], starters: Mapping[str, Optional[int]]) -> None:
-        """Decide what follows at this time.
-
-        `interrupts`: numbers of the signals that the launcher got so far; `starters`: names of the commands that start
-        agents, with the status of those that have ended.
-        """
+        """Decide what follows at this time, from the numbers of the signals that the launcher got so far, and the names
+        of the commands that start agents with the status of those that have ended."""
         before, self._clock = self._clock, clock
         # While this process is stopped itself, no time passes for the others: they may have said something meanwhile.
         self._now += min(clock - before, max(_STOPPED, self.timeout / 10))
@@ -172,8 +169,9 @@ class Decisions:
         asked = {member: member.signalled for member in members if member.signalled is not None}
         if not asked or self._now - min(asked.values())[0] <= _SECOND_THOUGHT:
             return
-        left = [worker for worker in self.workers if not worker.is_lost and worker not in asked]
-        go_on = len(left) >= self.min_processes and self._first in left and all(worker.goes_on for worker in left)
+        remaining = [worker for worker in self.workers if not worker.is_lost and worker not in asked]
+        go_on = len(remaining) >= self.min_processes and self._first in remaining
+        go_on = go_on and all(worker.goes_on for worker in remaining)
         for member, (_, number) in asked.items():
             message = f"{member} got {signal.Signals(number).name} from outside the group"
             if go_on and member.is_worker:
@@ -279,7 +277,7 @@ class Decisions:
             self._fail(member, f"{loss.message}\n    {words}", loss.exit_code, self.advice)
 
     def lost(self) -> list[str]:
-        """The workers that were lost while the others went on."""
+        """The workers without which the others went on."""
         return [member.name for member in self.workers if member.is_lost]
 
     def _fail(self, member: Member, message: str, exit_code: int, advice: str = "") -> None:

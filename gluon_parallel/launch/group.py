@@ -27,8 +27,7 @@ class Group:
     """Start all processes of an engine, pass on what they say, and see to it that they end together.
 
     Args:
-        order: given a member's name, its host's number of cores and its address, returns what its agent runs:
-            ``{"argv": ..., "env": ..., "cwd": ...}``.
+        order: a function of a member's name, its host's number of cores and its address; returns what its agent runs.
         interrupts: the numbers of the signals that asked for an end so far.
         timeout, min_processes, advice: see :class:`Decisions`.
     """
@@ -49,11 +48,8 @@ class Group:
         """Until nothing of the group is left; returns what ended it, None if every worker ended with status 0."""
         address = self.engine.address
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        with (
-            socket.create_server((address, 0), family=family, backlog=128) as listener,
-            self._selector,
-            self.engine.kept,
-        ):
+        listener = socket.create_server((address, 0), family=family, backlog=128)
+        with listener, self._selector, self.engine.kept:
             self._selector.register(listener, selectors.EVENT_READ)
             self.engine.folder = tempfile.mkdtemp(prefix="gluon_parallel-")
             try:

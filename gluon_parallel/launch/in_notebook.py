@@ -82,17 +82,14 @@ def call_in_processes(
         )  # fmt: skip
         failure = result.failure
         if failure is None:
-            return [_result(folder, rank) for rank in range(num_processes)]
+            return [_result(folder / _RESULT.format(rank), rank) for rank in range(num_processes)]
         if not failure.member:
             raise KeyboardInterrupt
         raise WorkerFailed(_why(folder, failure))
 
 
 def _why(folder: Path, failure: Any) -> str:
-    """The failure in words, with the traceback of its process.
-
-    Where a process raised, another one that has lost it may have been the first to end.
-    """
+    """The failure in words, with its process's traceback; one that has lost the process that raised may end first."""
     paths = {f"rank {path.suffixes[0][1:]}": path for path in sorted(folder.glob(_RAISED.format("*")))}
     raised = {name: pickle.loads(path.read_bytes()) for name, path in paths.items()}
     causes = [name for name, (_, is_lost, _) in raised.items() if not is_lost]
@@ -121,8 +118,7 @@ def call_in_process(folder: str) -> None:
     (Path(folder) / _RESULT.format(rank)).write_bytes(result)
 
 
-def _result(folder: Path, rank: int) -> Any:
-    path = folder / _RESULT.format(rank)
+def _result(path: Path, rank: int) -> Any:
     if not path.exists():
         raise WorkerFailed(f"rank {rank} ended with status 0 before the function had returned; leave out sys.exit()")
     return cloudpickle.loads(path.read_bytes())
@@ -135,10 +131,8 @@ def _packed(function: Callable, args: tuple) -> bytes:
     try:
         call = cloudpickle.dumps((function, args))
     except Exception as error:  # of any class: the object's own way of being copied has failed
-        raise LaunchError(
-            f"notebook: {_culprit(function, args)} cannot be copied to other processes ({error}); make it inside of "
-            "the function"
-        ) from error
+        said = f"cannot be copied to other processes ({error}); make it inside of the function"
+        raise LaunchError(f"notebook: {_culprit(function, args)} {said}") from error
     cells = {name: entry[2] for name, entry in linecache.cache.items() if len(entry) == 4 and not os.path.exists(name)}
     return pickle.dumps({"call": call, "cells": cells, "path": sys.path})
 

@@ -20,24 +20,18 @@ def make_folder(folder: Optional[str]) -> Path:
 class Logs:
     """The files ``rank-0.log``, ``server-0.log``, ... in a folder, which are continued, and the terminal.
 
-    The terminal gets what the launcher itself says (if it `announces`), and every line of the processes if the view is
-    `live`.
+    The terminal gets what the launcher says, if it `announces`, and what the processes say, if the view is `live`.
     """
 
     def __init__(self, folder: Path, live: bool = True, announces: bool = True) -> None:
-        self.folder = folder
-        self.live = live
-        self.announces = announces
+        self.folder, self.live, self.announces = folder, live, announces
         self._files: dict[str, IO[str]] = {}
 
     def path(self, member: str) -> Path:
         return self.folder / f"{member.replace(' ', '-')}.log"
 
     def write(self, member: str, lines: Sequence[str], stream: int = 1, unseen: Optional[str] = None) -> None:
-        """Lines that a process wrote to its standard output (1) or standard error (2).
-
-        Those that begin with `unseen` are not in the live view.
-        """
+        """Lines of a process's standard output (1) or error (2); the live view leaves out those that begin `unseen`."""
         self._print(lines, self._file(member))
         if self.live:
             prefix = f"[{member.replace('rank ', '')}] "

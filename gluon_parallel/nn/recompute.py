@@ -17,10 +17,11 @@ from ..device_threads.thread import thread_of
 from ..engine import make_plain
 from .blocks import blocks_of, draws_random_numbers
 from .executor import building, finish_initialization
+from .rewrite_graph import Node, graph_of, new_node, replace_nodes
 from .sync_batch_norm.participants import waiting_groups
 
 _OPERATOR = "gluon_parallel_recompute"
-_MARK, _HOLDS = "_recomputed", "_holds_recomputed"  # attributes of blocks
+_MARK = "_recomputed"  # attribute of blocks: their graph
 _UNDEFINED = mx.nd.ndarray._STORAGE_TYPE_UNDEFINED
 _marked: weakref.WeakSet[mx.gluon.Block] = weakref.WeakSet()
 _graphs: weakref.WeakValueDictionary[str, _Graph] = weakref.WeakValueDictionary()  # by the name in operators
@@ -70,20 +71,13 @@ def recompute(block: mx.gluon.HybridBlock) -> mx.gluon.HybridBlock:
 
 def _call_graph(block: mx.gluon.HybridBlock, *args: Any) -> Any:
     """Run a hybridized block as a graph, or layer by layer while MXNet records where blocks in it are recomputed."""
-    if not _marked or not mx.autograd.is_recording() or not _holds_marked(block):
+    inner = blocks_of(block)[:-1] if mx.autograd.is_recording() else []  # the block itself comes last
+    if not any(one in _marked for one in inner):
         return _call_in_mxnet(block, *args)
     finish_initialization(block, args, block.collect_params().values())
     device = next(array for array in _flatten(args, "input")[0] if array is not None).ctx
     parameters = {name: parameter.data(device) for name, parameter in block._reg_params.items()}
     return block.hybrid_forward(mx.nd, *args, **parameters)
-
-
-def _holds_marked(block: mx.gluon.HybridBlock) -> bool:
-    known = getattr(block, _HOLDS, None)
-    if known is None or known[0] != len(_marked):
-        known = len(_marked), any(inner in _marked for inner in blocks_of(block) if inner is not block)
-        setattr(block, _HOLDS, known)
-    return known[1]
 
 
 def _forward(block: mx.gluon.HybridBlock, plain: Callable[..., Any], *args: Any) -> Any:
@@ -97,7 +91,7 @@ def _forward(block: mx.gluon.HybridBlock, plain: Callable[..., Any], *args: Any)
         )
     finish_initialization(block, args, block.collect_params().values())
     graph, symbol = getattr(block, _MARK, None), block._get_graph(*args)[1]
-    if graph is None or graph.symbol is not symbol:  # the first call, or the block was cast, or hybridized anew
+    if graph is None or graph.traced is not symbol:  # the first call, or the block was cast, or hybridized anew
         graph = _Graph(block)
         setattr(block, _MARK, graph)
     outputs = graph.run([array for array in flat if array is not None])
@@ -108,7 +102,8 @@ class _Graph:
     """The graph of a recomputed block, which several devices run."""
 
     def __init__(self, block: mx.gluon.HybridBlock) -> None:
-        inputs, self.symbol = block._cached_graph
+        inputs, self.traced = block._cached_graph
+        self.symbol = _copying(self.traced)
         parameters, places = block.collect_params(), {one.name: place for place, one in enumerate(inputs)}
         self.states = self.symbol.list_auxiliary_states()
         self.arguments = self.symbol.list_arguments()
@@ -127,7 +122,6 @@ class _Graph:
         with building(block):
             self._executor = mx.nd.CachedOp(self.symbol, flags)
         self._lock = threading.Lock()  # MXNet's executors are for one thread at a time
-        self._shapes: dict[tuple, list] = {}
         self._modes = mx.util.is_np_shape(), mx.util.is_np_array()
         self.is_random = draws_random_numbers(block)
         self.token = str(id(self))
@@ -148,15 +142,7 @@ class _Graph:
         # As in `SyncBatchNorm`: the gradients that come back are in the plain layout, and nothing is copied.
         return [as_class_of(mx.nd.squeeze(one, axis=(), out=one.detach()), data[0]) for one in outputs]
 
-    def shapes(self, shapes: tuple) -> tuple[list, list]:
-        """Shapes of the outputs, and of the running statistics, for those of the arguments."""
-        if shapes not in self._shapes:
-            _, *self._shapes[shapes] = self.symbol.infer_shape(**dict(zip(self.arguments, shapes)))
-        outputs, states = self._shapes[shapes]
-        return outputs, states
-
     def call(self, arguments: Sequence[Any], states: Sequence[Any]) -> list[Any]:
-        """The outputs of the graph."""
         named = {**dict(zip(self.arguments, arguments)), **dict(zip(self.states, states))}
         if self.is_random:
             seed_this_thread(int(arguments[-1].asscalar()))
@@ -196,12 +182,19 @@ class _Graph:
             pairs = [(one, head.reshape(one.shape)) for one, head in zip(outputs, heads) if has_graph(one)]
             if pairs:
                 mx.autograd.backward(*map(list, zip(*pairs)), train_mode=is_train)
-        for argument, gradient, req in wanted:
-            if req == "write" and not argument._fresh_grad:
-                gradient[:] = 0
         for req, own, gradient in added:
-            make_plain(own)
             gradient[:] = gradient + own if req == "add" else own
+
+
+def _copying(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
+    """The graph with copies of inputs that are outputs too: of small graphs, MXNet would lose their gradients."""
+    heads = {source for source, *_ in graph_of(symbol)["heads"]}
+
+    def replacement(number: int, node: Node) -> list[Node]:
+        is_passed = number in heads and node["op"] == "null"
+        return [node, new_node("_copy", f"{node['name']}_copied")] if is_passed else [node]
+
+    return replace_nodes(symbol, replacement)
 
 
 def has_graph(array: mx.nd.NDArray) -> bool:
@@ -244,7 +237,8 @@ class _RecomputeProp(mx.operator.CustomOpProp):
         return self._graph.states
 
     def infer_shape(self, in_shape: Any) -> tuple:
-        outputs, states = self._graph.shapes(tuple(map(tuple, in_shape[: len(self._graph.arguments)])))
+        graph = self._graph
+        _, outputs, states = graph.symbol.infer_shape(**dict(zip(graph.arguments, map(tuple, in_shape))))
         return in_shape, outputs, states
 
     def infer_type(self, in_type: Any) -> tuple:

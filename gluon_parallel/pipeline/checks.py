@@ -23,7 +23,7 @@ OF_MICRO_BATCHES = (  # for `warn_of_statistics`
 
 
 def replicas(devices: Iterable[mx.Context] | Iterable[Iterable[mx.Context]]) -> list[list[mx.Context]]:
-    """The devices of each replica, a list of lists, from a list of devices or a list of such lists."""
+    """The devices of each replica, from a list of devices or a list of such lists."""
     devices = listed(devices)
     if isinstance(devices, list):
         devices = [listed(row) for row in devices]
@@ -122,10 +122,7 @@ def check_batch(inputs: Iterable[Nested], num: int, num_micro_batches: int, num_
 def check_samples(
     stage: int, arrays: Iterable[mx.nd.NDArray], num: int, axis: int, may_be_multiple: bool = False
 ) -> None:
-    """Refuse outputs for `num` samples that cannot be concatenated, or cut, because their axis does not count samples.
-
-    With `may_be_multiple`, equally many entries for each sample are accepted too.
-    """
+    """Refuse outputs that cannot be concatenated or cut, since their axis counts no samples (or no multiple)."""
     for array in arrays:
         length = array.shape[axis] if array.ndim > axis else 0
         if length != num and not (may_be_multiple and length and length % num == 0):

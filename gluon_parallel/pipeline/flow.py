@@ -43,7 +43,7 @@ class StepLoss:
         return self._losses.checked(loss, size)
 
     def note(self, key: MicroBatch, arrays: Arrays, size: int) -> None:
-        """Note what the call for the micro-batch `key` has returned."""
+        """Note what the call for a micro-batch has returned."""
         self._rows[key] = tuple(array.detach() for array in arrays), size
 
     def heads(self, key: MicroBatch) -> Arrays:
@@ -66,8 +66,7 @@ class StepLoss:
 class Inbox:
     """What one stage receives in one direction: as it came, concatenated, or cut into micro-batches.
 
-    The micro-batches, of which `ends` are the last samples after a 0, come in `num_sent` parts and are taken in
-    `num_taken`: all, or 1.
+    They come in `num_sent` parts and are taken in `num_taken`: all, or 1. `ends` are their last samples, after a 0.
     """
 
     def __init__(self, stage: int, ends: Sequence[int], num_sent: int, num_taken: int, axis: int) -> None:
@@ -76,7 +75,6 @@ class Inbox:
         self._sent: dict[int, Arrays] = {}
 
     def put(self, number: int, arrays: Arrays) -> None:
-        """Put in the arrays of a part."""
         self._sent[number] = arrays
 
     def take(self, number: int) -> Arrays:
@@ -129,10 +127,7 @@ class Flow:
         self._seed: int | None = None
 
     def recompute(self, seed: int | None) -> None:
-        """Keep only the inputs of the stages, and compute activations again where the backward pass comes later.
-
-        The random numbers follow from `seed`; None if the stages draw none.
-        """
+        """Keep only inputs, and compute activations again where the backward pass comes later; `seed` may be None."""
         self._seed = seed
         for stage in range(len(self._stages)):
             tasks = tasks_of(self._order, stage, self._counts)

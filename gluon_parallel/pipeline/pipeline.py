@@ -19,12 +19,12 @@ from ..errors import GradientUnavailable
 from ..kvstore.contract import contract
 from ..nn.blocks import draws_random_numbers
 from ..split import num_samples, shard_sizes, split_and_load
-from . import checks, measured_memory
+from . import checks
 from .flow import Flow, StepLoss
 from .orders import launching_order
 from .partition import Partition, partition
 from .placement import accumulating, place
-from .profile import Profile
+from .profile import Profile, peaks
 from .stage import Arrays, Recorder, Stage, concatenate, cut, moved, outputs_of, pass_counts
 
 
@@ -167,12 +167,12 @@ class Pipeline(TrainingStep):
         """
         self._recorders = recorders = [Recorder() for _ in self.replicas]
         try:
-            peaks = measured_memory.peaks(self._devices, lambda: self.step(loss, trainer, x, y))
+            most = peaks(self._devices, lambda: self.step(loss, trainer, x, y))
         finally:
             self._recorders = []
         if self.num_samples == 0:
             return None
-        return Profile(self.stages, self._order(), self.recompute, self.num_micro_batches, recorders, peaks)
+        return Profile(self.stages, self._order(), self.recompute, self.num_micro_batches, recorders, most)
 
     def __call__(self, *x: mx.nd.NDArray) -> mx.nd.NDArray | Arrays:
         """The forward pass of the whole net.
@@ -215,7 +215,6 @@ class Pipeline(TrainingStep):
         return [Stage(number, self.stages, self.replicas[replica], recorder) for number in range(len(self.stages))]
 
     def _finish_initialization(self, x: Arrays) -> None:
-        """Run the net once on `x`, a micro-batch, where parameters' shapes follow from the input."""
 
         def run(arrays: Arrays = x) -> None:
             for number, device in enumerate(self.replicas[0]):
@@ -225,11 +224,10 @@ class Pipeline(TrainingStep):
         self._place()
 
     def _order(self) -> str:
-        """The order of passes for the form of the loss."""
         return "gpipe" if self._losses.needs_all else self.order
 
     def _take(self, loss: Callable[..., Nested], trainer: mx.gluon.Trainer) -> None:
-        """Check and prepare a trainer, or a loss of other parts, that the last step did not have."""
+        """Prepare a trainer, or a loss of other parts, that the last step did not have."""
         parts = tuple(getattr(loss, "parts", ()))
         if trainer is not None and trainer is self._trainer and parts == self._parts:
             return

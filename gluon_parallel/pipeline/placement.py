@@ -36,8 +36,7 @@ def place(
 ) -> None:
     """Put the parameters of a stage on its devices, one for each replica.
 
-    ``parameter.data(device)`` then works for every device of a replica, not only for the stage's own. Trainers and
-    checkpoints need this: they ask every parameter for its copy on the device of the first parameter.
+    ``parameter.data(device)`` then works for every device of a replica, as trainers and checkpoints need it.
     """
     devices = [replica[stage] for replica in replicas]
     for parameter in parameters:
@@ -60,11 +59,7 @@ def place(
 
 @contextlib.contextmanager
 def accumulating(parameters: Sequence[mx.gluon.Parameter]) -> Iterator[None]:
-    """Within this block backward passes add to the parameters' gradients.
-
-    Gradients that an update has used already become zero first. Afterwards the parameters have the ``grad_req`` that
-    they had before.
-    """
+    """Within this block backward passes add to the parameters' gradients, first zero if an update has used them."""
     marked = []
     try:
         for parameter in parameters:

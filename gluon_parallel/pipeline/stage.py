@@ -81,8 +81,7 @@ class Stage:
         """A forward pass, ``run(*inputs)``; like the next ones, to be called from the thread of the device.
 
         Without `keep`, :meth:`backward` computes the activations again. The inputs share memory with no other array.
-        `seed` is that of the random numbers; None for those that come next. Returns the outputs, and copies of them on
-        the next stage's device (None for the last stage).
+        Returns the outputs, and copies of them on the next stage's device (None for the last stage).
         """
         task = Task(self.number, FORWARD, micro_batch)
         self._begin(inputs, task)
@@ -194,11 +193,7 @@ def outputs_of(blocks: Sequence[mx.gluon.Block], number: int, inputs: Arrays, na
 
 
 def _leave_graph(array: mx.nd.NDArray) -> None:
-    """Take an array without a gradient out of the graphs of earlier passes.
-
-    A backward pass clears what it finds about such an array, and the graphs of later micro-batches could not go
-    backward if they shared it.
-    """
+    """Take an array without a gradient out of earlier graphs, whose backward pass clears what later ones need of it."""
     apart = array.detach()
     array.handle, apart.handle = apart.handle, array.handle
 
@@ -219,11 +214,7 @@ def _passed_on(block: mx.gluon.Block, inputs: Arrays, outputs: Arrays) -> Arrays
 
 
 def pass_counts(blocks: Iterable[mx.gluon.Block], num_micro_batches: int) -> list[int]:
-    """Of how many micro-batches each stage runs passes.
-
-    A stage with SyncBatchNorm takes all micro-batches as one: for the moments of the whole batch each would have to
-    wait in every layer for all others. With `use_global_stats` nothing waits.
-    """
+    """Of how many micro-batches each stage runs passes: of 1, all of them as one, where SyncBatchNorm would wait."""
     return [1 if waiting_groups(block) else num_micro_batches for block in blocks]
 
 
@@ -249,12 +240,7 @@ def cut(arrays: Arrays, begin: int, end: int, axis: int) -> Arrays:
 
 
 def described(arrays: Nested) -> str:
-    """How many (nested) arrays, and their shapes and dtypes, in words.
-
-    Example:
-        >>> described([mx.nd.zeros((2, 3))])
-        '1 array of shape (2, 3) float32'
-    """
+    """How many (nested) arrays, and their shapes and dtypes, in words."""
     arrays = [array for _, array in leaves(arrays)]
     shapes = ", ".join(f"{array.shape} {np.dtype(array.dtype).name}" for array in arrays)
     return f"{len(arrays)} array{'s' if len(arrays) > 1 else ''} of shape {shapes}" if arrays else "nothing"

@@ -1,7 +1,7 @@
 """Config: YAML that says only what differs from its base, checked against a typed schema, overridden by flags.
 
-A schema is a dataclass whose fields are made by :func:`option`; the values live in YAML, so that there is one place to
-read them. A file may name the file it builds on, relative to itself: ``base: default.yaml``.
+A schema is a dataclass whose fields are made by :func:`option`. A file may name the file it builds on, relative to
+itself: ``base: default.yaml``.
 """
 
 import argparse
@@ -124,8 +124,8 @@ def _keys(schema: type) -> dict[str, _Key]:
     for field in dataclasses.fields(schema):
         kind = next((kind for kind in _KINDS if hints[field.name] in (kind, Optional[kind])), None)
         if kind is None:
-            raise TypeError(f"{schema.__name__}.{field.name} is of {hints[field.name]}, wanted a type of gp.config, "
-                            "bool, int, float or str, or Optional of one")  # fmt: skip
+            wanted = "a type of gp.config, bool, int, float or str, or Optional of one"
+            raise TypeError(f"{schema.__name__}.{field.name} is of {hints[field.name]}, wanted {wanted}")
         required = hints[field.name] == kind
         nullable = not required or field.metadata["only_for"] is not None
         plain, words, allows = _KINDS[kind]
@@ -186,11 +186,7 @@ def _read_yaml(path: Path, named_by: str) -> dict[str, Any]:
 
 
 def read(path: Union[str, os.PathLike], schema: type, above: Sequence[Path] = ()) -> dict[str, Any]:
-    """The values of a YAML file, of the schema's types, laid over those of its base, and of the base's base.
-
-    A ``base`` is named relative to the file's own folder; `above` are the files that build on this one. ConfigError: a
-    file cannot be read or names itself as its base; an unknown key; a value of the wrong type.
-    """
+    """The values of a YAML file, of the schema's types, over those of its base; `above`: files that build on it."""
     path, named_by = Path(path), f"{above[-1]}: base:" if above else "--config"
     if path.resolve() in [file.resolve() for file in above]:
         names = " -> ".join(map(str, [*above, path]))
@@ -275,16 +271,14 @@ def _resolve(schema: type[Schema], path: Any, flags: Mapping[str, Any], descript
         other, allowed = key.metadata["only_for"] or (name, [value])
         if merged[other] not in allowed:
             if value is not None:
-                raise ConfigError(
-                    f"{name} is {value!r}, which has no effect with {other} {merged[other]}, only with "
-                    f"{' or '.join(allowed)}. Leave it out, or set it to null to overrule {path}"
-                )
+                only = f"only with {' or '.join(allowed)}. Leave it out, or set it to null to overrule {path}"
+                raise ConfigError(f"{name} is {value!r}, which has no effect with {other} {merged[other]}, {only}")
         elif value is None and key.required:
             raise ConfigError(f"{path}: the key {name} is missing ({key.metadata['help']}), here and in its base")
     return schema(**merged)
 
 
 def to_yaml(config: Any) -> str:
-    """The whole config as a YAML file that :func:`read` accepts: what a run keeps beside its results."""
+    """The whole config as a YAML file that :func:`read` accepts."""
     values = {key: value for key, value in dataclasses.asdict(config).items() if key not in ("config", "resume")}
     return yaml.safe_dump(values, sort_keys=False)

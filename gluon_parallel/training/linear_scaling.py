@@ -49,10 +49,8 @@ class LinearScalingScheduler(mx.lr_scheduler.LRScheduler):
             if value != int(value) or value < least:
                 raise ValueError(f"{name} is {value}, expected a whole number, {least} or more")
         if getattr(schedule, "warmup_steps", 0):
-            raise ValueError(
-                f"the {type(schedule).__name__} has warmup_steps={schedule.warmup_steps}; pass them to "
-                "LinearScalingScheduler alone, which warms up to the scaled learning rate"
-            )
+            there = f"the {type(schedule).__name__} has warmup_steps={schedule.warmup_steps}"
+            raise ValueError(f"{there}; pass them to LinearScalingScheduler alone, which warms up to the scaled rate")
         self.schedule, self.scale = schedule, batch_size / base_batch_size
         self.warmup_steps, self.warmup_begin_lr = int(warmup_steps), warmup_begin_lr
         if not 0 <= warmup_begin_lr <= self.base_lr:

@@ -9,11 +9,8 @@ import numpy as np
 from ..archive import Archive, refuse_differences
 from ..compat import mx
 from ..compat.array_types import as_legacy
-from ..engine import make_plain, push, view
 from ..errors import DevicesMismatch
 from .checkpoint.parameters import copies_by_name, copies_for, named_copies, parameters_of
-
-_BLOCK = 1 << 14  # values, which stay in the cache
 
 
 class ExponentialMovingAverage:
@@ -83,11 +80,13 @@ class ExponentialMovingAverage:
         with mx.autograd.pause():
             if self.num_updates == 0:
                 copies = self._copies().items()
-                self._averages = {name: [_widened(data, copy=True) for data in held] for name, held in copies}
+                self._averages = {name: [data.astype(_wide(data.dtype)) for data in values] for name, values in copies}
             else:
                 decay = min(self.decay, (1 + self.num_updates) / (10 + self.num_updates)) if self.warmup else self.decay
-                pairs = list(self._pairs())
-                interpolate([average for _, average in pairs], [_widened(data) for data, _ in pairs], 1 - decay)
+                for data, average in self._pairs():
+                    change = data.astype(average.dtype, copy=False) - average
+                    change *= 1 - decay
+                    average += change  # weights that stay are their own average, which rounded products would not be
         self.num_updates += 1
 
     @contextlib.contextmanager
@@ -120,8 +119,7 @@ class ExponentialMovingAverage:
             self._is_applied = False
         if self._count() != trained:
             raise RuntimeError(
-                "the trainer has updated the net inside average.applied(), which is undone at its end: only evaluate, "
-                "save or export there"
+                "the trainer updated the net inside average.applied(), which is undone: only evaluate there"
             )
 
     def state(self) -> Archive:
@@ -143,13 +141,11 @@ class ExponentialMovingAverage:
         copies = copies_by_name(archive)
         wanted = {name: f"{_wide(parameter.dtype)} {tuple(parameter.shape)}" for name, parameter in parameters.items()}
         refuse_differences(wanted, copies, f"{source} has the average of another architecture")
-        self._averages = {
-            name: [
-                mx.nd.array(value, ctx=device, dtype=value.dtype)
-                for device, value in zip(parameter.list_ctx(), copies_for(len(parameter.list_ctx()), copies[name]))
-            ]
-            for name, parameter in parameters.items()
-        }
+        self._averages = {}
+        for name, parameter in parameters.items():
+            devices = parameter.list_ctx()
+            values = zip(devices, copies_for(len(devices), copies[name]))
+            self._averages[name] = [mx.nd.array(value, ctx=device, dtype=value.dtype) for device, value in values]
         self.num_updates, self._trainer_updates = archive.facts["num_updates"], archive.facts["trainer_updates"]
 
     def _refuse_while_applied(self, what: str) -> None:
@@ -169,60 +165,16 @@ class ExponentialMovingAverage:
 
     def _pairs(self) -> Iterator[tuple[mx.nd.NDArray, mx.nd.NDArray]]:
         """Every device's copy of every parameter, and its average."""
-        if not self._averages:
-            return
-        for name, copies in self._copies().items():
+        for name, copies in self._copies().items() if self._averages else ():
             averages = self._averages.get(name, [])
             here, there = ([one.context for one in arrays] for arrays in (copies, averages))
             if here != there:
                 raise DevicesMismatch(
                     f"the parameter {name} is on {here}, its average on {there}: save the average before the net is "
-                    "moved, and load it into a new one afterwards"
+                    "moved, and load it into a new one"
                 )
             yield from zip(copies, averages)
 
 
 def _wide(dtype: Any) -> str:
     return "float32" if dtype in ("float16", "float32", np.float16, np.float32) else "float64"
-
-
-def _widened(data: mx.nd.NDArray, copy: bool = False) -> mx.nd.NDArray:
-    return data.astype(_wide(data.dtype), copy=copy)
-
-
-def interpolate(arrays: list[mx.nd.NDArray], targets: list[mx.nd.NDArray], weight: float) -> None:
-    """Add `weight` times ``target - array`` to each array, float32 or float64, on any device; it does not wait.
-
-    Values that equal the target stay as they are: MXNet's operators for it, such as ``sgd_update`` with a weight decay
-    of 1, compute ``(1 - weight) * array + weight * target``, whose rounded factors do not add up to 1.
-
-    Example:
-        >>> array = mx.nd.array([1.0, 5.0])
-        >>> interpolate([array], [mx.nd.array([3.0, 5.0])], 0.25)
-        >>> array.asnumpy().tolist()
-        [1.5, 5.0]
-    """
-    by_device: dict = {}
-    for array, target in zip(arrays, targets):
-        if array.context.device_type == "gpu":
-            array += weight * (target - array)
-        else:
-            by_device.setdefault(array.context, []).append((array, target))
-    for pairs in by_device.values():
-        _push(pairs, weight)
-
-
-def _push(pairs, weight):
-    written, read = map(list, zip(*pairs))
-    make_plain(*written, *read)
-
-    def run():
-        for pair in pairs:
-            array, target = (view(one).reshape(-1) for one in pair)
-            for begin in range(0, array.size, _BLOCK):
-                block = slice(begin, begin + _BLOCK)
-                step = target[block] - array[block]
-                step *= weight
-                array[block] += step
-
-    push(run, read=read, write=written, name="interpolation")

@@ -97,8 +97,8 @@ class Run:
                 from tensorboardX import SummaryWriter
             except ImportError as error:
                 raise ConfigError(
-                    "tensorboard: true needs tensorboardX, which is not here: pip install 'tensorboardX>=2.6,<2.7'. "
-                    "Or leave it out: metrics.jsonl has the same numbers"
+                    "tensorboard: true needs tensorboardX, which is not here: pip install 'tensorboardX>=2.6,<2.7'; "
+                    "metrics.jsonl has the same numbers"
                 ) from error
             self._writer = SummaryWriter(str(self.folder / "tensorboard"), purge_step=until_epoch + 1)
         if (path := note()) is not None:
@@ -131,10 +131,7 @@ class Run:
         self._show()
 
     def _show(self) -> None:
-        """Print the table's new rows, the first time with those of the training that is continued.
-
-        A header stands above the first one, and above the first that has more columns: not every epoch is evaluated.
-        """
+        """Print the table's new rows, with a header above the first and above one with more columns."""
         for row in self.rows[self._num_shown :]:
             if not row.keys() <= self._titled:
                 print(report.header(row))
@@ -194,18 +191,15 @@ def _numbered(parent: Path) -> list[Path]:
 
 
 def find(parent: Path, resume: str) -> Path:
-    """The folder of the run to continue: with ``newest``, the newest one in `parent` that has a checkpoint.
-
-    CheckpointError: there is nothing to continue.
-    """
+    """The folder of the run to continue: that named by `resume`, or with ``newest`` the newest one in `parent`."""
     candidates = _numbered(parent) if resume == "newest" else [Path(resume)]
     for folder in reversed(candidates):
         if Run(folder).checkpoints() and (folder / "config.yaml").exists():
             return folder
     where = parent if resume == "newest" else resume
     raise CheckpointError(
-        f"--resume: there is no run with a checkpoint in {where}. Leave --resume out to begin one, or name the folder "
-        "of a run, such as --resume runs/lenet/default/1"
+        f"--resume: there is no run with a checkpoint in {where}. Leave --resume out to begin one, or name a run's "
+        "folder: --resume runs/lenet/default/1"
     )
 
 

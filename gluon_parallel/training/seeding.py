@@ -1,8 +1,4 @@
-"""Seeds of a training step as a function of its number: MXNet cannot save the state of its random number generators.
-
-Several processes share one seed for what they must agree on: the first weights, the order of the samples. What should
-differ between them (augmentation, dropout) draws from that seed plus the process's rank.
-"""
+"""Seeds of a training step as a function of its number: MXNet cannot save the state of its random number generators."""
 
 import random
 

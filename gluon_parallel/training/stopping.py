@@ -48,12 +48,8 @@ class AgreedStop:
 def postponed(is_main: Callable[[], bool], only_main: bool = False) -> Iterator[None]:
     """Within this block, :data:`SIGNALS` are noted; Ctrl-C after one of them raises KeyboardInterrupt at once.
 
-    Other signals may be sent again: a scheduler sends SIGTERM to all processes, and the launcher to those of its group.
-
-    Args:
-        is_main: whether this is process 0.
-        only_main: process 0 alone stops. SIGTERM to another one is its loss, unless the launcher asks all to stop;
-            without a launcher, it ends at once.
+    With `only_main`, process 0 (`is_main`) alone stops: SIGTERM to another one is its loss, unless the launcher asks
+    all to stop; without a launcher, it ends at once.
     """
     global _signal
     _signal = None

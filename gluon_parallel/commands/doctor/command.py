@@ -48,8 +48,8 @@ def main(options: Any) -> int:
 
     def end() -> None:
         """End this process where it waits itself: only processes that it has started have a limit of their own."""
-        said = f"No answer within {options.timeout:g} s, most likely from a file system, such as that of TMPDIR."
-        sections[-1].fail(said, "export TMPDIR=/dev/shm; /proc/mounts has the file systems, one of which hangs")
+        said = f"No answer within {options.timeout:g} s: the machine is slow, or a file system (that of TMPDIR?) hangs."
+        sections[-1].fail(said, f"{MORE_TIME}; if that ends here too, export TMPDIR=/dev/shm, and see /proc/mounts")
         tell(False)
         os._exit(1)
 

@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
-from ...cuda import fat_binary, libraries, mxnet_folder, problems
+from ...cuda import is_wheel, libraries, mxnet_folder, problems
 from ...cuda.driver import DRIVER
-from ...cuda.wheels import wheels_for
+from ...cuda.wheels import CAPABILITIES, runs_on, wheels_for
 from ...launch_engines import ENGINES, find_mpirun
 from .machine import Requirement, install_command, requirements
 from .probes import PACKAGE, Answer, Probes
@@ -84,30 +84,32 @@ def check_gpus(section: Section, probes: Probes) -> None:
     folder = mxnet_folder()
     library = folder / "libmxnet.so" if folder else None
     wanted = libraries.needed(library) if library and library.exists() else []
-    code = fat_binary.read(library) if library and wanted else ()
     answer = probes.ask("ask_cuda", PACKAGE, folder or "", *(name for name in wanted if name != DRIVER))
     driver = answer.found.get("driver", {"error": answer.error or "no answer"})
     missing, facts = answer.found.get("missing", {}), section.facts
     section.data = {"driver": driver, "wanted": wanted, "missing": list(missing)}
     if wanted:
         facts["of MXNet's build:"] = f"CUDA, {', '.join(wanted)}"
-    if code:
-        facts["holds code for"] = f"compute capability {fat_binary.describe(code)}"
+        if folder and is_wheel(folder):
+            facts["holds code for"] = f"compute capability {', '.join(map(problems.dotted, CAPABILITIES))}"
     facts["driver"] = _describe(driver)
     for number, (name, capability) in enumerate(driver.get("devices", [])):
-        facts[f"gpu({number})"] = f"{name}, compute capability {fat_binary.dotted(capability)}"
+        facts[f"gpu({number})"] = f"{name}, compute capability {problems.dotted(capability)}"
     if "CUDA_VISIBLE_DEVICES" in probes.environment:
         facts["visible"] = f"CUDA_VISIBLE_DEVICES={probes.environment['CUDA_VISIBLE_DEVICES']}"
     if answer.is_late:
         text = f"The driver and the libraries could not be asked: {answer.error}."
         section.findings.append(answer.finding(text, ""))
         return
-    is_cuda_build, code = bool(wanted), code or fat_binary.WHEELS
+    is_cuda_build = bool(wanted)
     if "cuda" in driver or is_cuda_build:
         # For MXNet's build for CPUs, it is what would be wrong with the others.
         verdict = FAILED if is_cuda_build else WARNING
-        section.findings += [Finding(verdict, *problem) for problem in problems.of_driver(driver, code)]
-        usable = sum(fat_binary.runs_on(code, capability) for _, capability in driver.get("devices", []))
+        section.findings += [
+            Finding(verdict, *problem)
+            for problem in problems.of_driver(driver, not folder or not wanted or is_wheel(folder))
+        ]
+        usable = sum(runs_on(capability) for _, capability in driver.get("devices", []))
         if usable and driver["cuda"] >= problems.OLDEST_DRIVER and not is_cuda_build:
             text = f"{usable} GPU{'s' if usable > 1 else ''} could be used, but this MXNet is built for CPUs."
             section.warn(text, " ".join(_GPU_BUILD))

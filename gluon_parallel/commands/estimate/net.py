@@ -1,7 +1,9 @@
-"""The net of an estimate: loaded from a file, and traced without memory for a single activation."""
+"""The net of an estimate, traced without memory for activations, and what its backward passes need."""
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import itertools
 import json
 from typing import Any, NamedTuple
@@ -12,7 +14,6 @@ from ...compat import mx
 from ...compat.array_types import leaves
 from ...errors import ConfigError
 from ..named_function import call, first_line
-from .backward import num_outputs
 
 _DTYPES = "float16", "float32", "float64", "uint8", "int8", "int32", "int64", "bool"  # of MXNet
 
@@ -45,11 +46,7 @@ class Input(NamedTuple):
 
 
 def load(name):
-    """What the named function returns: (net, [Input, ...] or None).
-
-    Raises:
-        ConfigError: there is no such function, or it returns something else.
-    """
+    """What the named function returns: (net, [Input, ...] or None)."""
     made = call(name)
     net, shapes = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(net, mx.gluon.Block):
@@ -83,11 +80,7 @@ class Node(NamedTuple):
 
 
 def trace(net, inputs, batch):
-    """The operators of `net` for `batch` samples, a list of :class:`Node` in the order of the forward pass.
-
-    Raises:
-        ConfigError: the net cannot be traced, or cannot take such inputs.
-    """
+    """The operators of `net` for `batch` samples, a list of :class:`Node` in the order of the forward pass."""
     if not isinstance(net, mx.gluon.HybridBlock):
         raise ConfigError(
             f"the net, a {type(net).__name__}, cannot be traced; expected a HybridBlock, such as nn.HybridSequential"
@@ -133,3 +126,98 @@ def _group(outputs) -> Any:
     """One symbol of all outputs, however nested."""
     legacy = [one.as_nd_ndarray() if hasattr(one, "as_nd_ndarray") else one for _, one in leaves(outputs)]
     return legacy[0] if len(legacy) == 1 else mx.sym.Group(legacy)
+
+
+_LIB = mx.base._LIB
+
+
+class Backward(NamedTuple):
+    """The backward pass of one operator."""
+
+    inputs: frozenset  # numbers of the inputs that it reads
+    outputs: frozenset  # numbers of the outputs that it reads
+    new: frozenset  # numbers of the inputs whose gradient is a new array
+
+
+_NOTHING = Backward(frozenset(), frozenset(), frozenset())
+
+
+def num_outputs(graph):
+    """How many outputs each node of a symbol has, those that no user sees among them."""
+    with _Graph(graph) as made:
+        bounds = made.after()["node_row_ptr"]
+    return [end - begin for begin, end in zip(bounds, bounds[1:])]
+
+
+def backward_of(node):
+    """The :class:`Backward` of a :class:`.Node`; of one without a gradient, that it needs nothing."""
+    attrs = {name: text for name, text in node.attrs.items() if not name.startswith("__")}
+    return _backward_of(node.op, tuple(sorted(attrs.items())), len(node.inputs), len(node.shapes))
+
+
+@functools.cache
+def _backward_of(op, attrs, num_inputs, count):
+    variables = [{"op": "null", "name": f"x{number}", "inputs": []} for number in range(num_inputs)]
+    one = {"op": op, "name": "y", "attrs": dict(attrs), "inputs": [[number, 0, 0] for number in range(num_inputs)]}
+    if not num_inputs:
+        return _NOTHING
+
+    heads = [[num_inputs, output, 0] for output in range(count)]
+    alone = {"nodes": [*variables, one], "arg_nodes": list(range(num_inputs)), "heads": heads}
+    y = mx.sym.load_json(json.dumps({**alone, "attrs": {"mxnet_version": ["int", 10901]}}))
+    with _Graph(y) as graph:
+        graph.set("grad_ys", y)
+        graph.set("grad_ys_out_grad", mx.sym.Group([mx.sym.var(f"dy{output}") for output in range(count)]))
+        graph.set("grad_xs", mx.sym.Group([y.get_internals()[f"x{number}"] for number in range(num_inputs)]))
+        try:
+            made = graph.after("MXGradient")
+        except mx.base.MXNetError:
+            return _NOTHING  # it has no gradient
+    names = [node["name"] for node in made["nodes"]]
+    forward = names.index("y") if "y" in names else -1
+    read_inputs, read_outputs = set(), set()
+    for number, node in enumerate(made["nodes"]):
+        if node["op"] != "null" and number != forward:
+            for source, output, *_ in node["inputs"]:
+                if source == forward:
+                    read_outputs.add(output)
+                elif names[source].startswith("x"):
+                    read_inputs.add(int(names[source][1:]))
+    gradients = [made["nodes"][head[0]] for head in made["heads"]]
+    new = (number for number, node in enumerate(gradients) if node["op"] != "null")
+    return Backward(frozenset(read_inputs), frozenset(read_outputs), frozenset(new))
+
+
+class _Graph:
+    """A graph of MXNet's C API."""
+
+    def __init__(self, symbol):
+        self._handles = [ctypes.c_void_p()]
+        _check(_LIB.NNGraphCreate(symbol.handle, ctypes.byref(self._handles[0])))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for handle in self._handles:
+            _LIB.NNGraphFree(handle)
+
+    def set(self, name, symbol):
+        """Give the graph an attribute: the outputs of a symbol."""
+        _check(_LIB.NNGraphSetNodeEntryListAttr_(self._handles[0], name.encode(), symbol.handle))
+
+    def after(self, *passes):
+        """The graph as JSON, after these passes."""
+        for name in (*passes, "SaveJSON"):
+            after = ctypes.c_void_p()
+            names = (ctypes.c_char_p * 1)(name.encode())
+            _check(_LIB.NNGraphApplyPasses(self._handles[-1], 1, names, ctypes.byref(after)))
+            self._handles.append(after)
+        text, found = ctypes.c_char_p(), ctypes.c_int()
+        _check(_LIB.NNGraphGetJSONAttr(self._handles[-1], b"json", ctypes.byref(text), ctypes.byref(found)))
+        return json.loads(json.loads(text.value or b"")[1])
+
+
+def _check(status):
+    if status != 0:
+        raise mx.base.MXNetError("MXNet's graph passes")

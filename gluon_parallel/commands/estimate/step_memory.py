@@ -15,7 +15,7 @@ from ...errors import ConfigError
 from ...kvstore.mpi.shared_memory.parts import ROW
 from ...kvstore.mpi.shared_memory.rows import DTYPES, PARTS, TWICE
 from ...native.records import C
-from .backward import backward_of
+from .net import backward_of
 
 _ROW_NUMBER = 8  # bytes of an int64
 
@@ -142,11 +142,7 @@ def _recurrent(node):
 
 
 def make_optimizer(name):
-    """MXNet's optimizer of that name, with its usual arguments; for momentum, ``sgd`` has some.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """MXNet's optimizer of that name, with its usual arguments; for momentum, ``sgd`` has some."""
     try:
         return mx.optimizer.create(name, **({"momentum": 0.9} if name.lower() in ("sgd", "nag") else {}))
     except (ValueError, TypeError) as error:

@@ -6,9 +6,10 @@ import re
 import statistics
 from typing import NamedTuple
 
-from . import exchanges, parts
+from ...kvstore.reserved_keys import FIRST_RESERVED
+from . import parts
 from .parts import Interval
-from .recording import STEP, Recording
+from .recording import OTHERS, OURS, STEP, Recording, is_exchange
 
 _SUMS = re.compile(r"gluon_parallel\.allreduce|KVStoreReduce|KVStoreBCast")
 
@@ -71,13 +72,13 @@ class Analysis:
     Attributes:
         timelines: list of :class:`Timeline`.
         layers: list of :class:`Layer`, the one that waits longest first.
-        exchanges: for each process a list of :class:`.exchanges.KeyExchange`.
+        exchanges: for each process a list of :class:`KeyExchange`.
     """
 
     def __init__(self, recordings: list[Recording]):
         self.recordings = recordings
         self.num_steps = min(len(marks) - 1 for one in recordings for marks in one.marks)
-        self.exchanges = exchanges.of_processes(recordings)
+        self.exchanges = exchanges_of(recordings)
         self.timelines = [
             timeline
             for recording, found in zip(recordings, self.exchanges)
@@ -147,9 +148,7 @@ def _timeline(recording, number, devices_steps, ends, found):
     marks, device = recording.marks[number], recording.devices[number]
     launches = [span for span in recording.spans if span.what == STEP]
     reads = [span for span in recording.spans if span.what == parts.READING]
-    sums = [
-        one for one in recording.operators if _SUMS.match(one.name) or (not found and exchanges.is_exchange(one.name))
-    ]
+    sums = [one for one in recording.operators if _SUMS.match(one.name) or (not found and is_exchange(one.name))]
     everywhere = [Interval(parts.SUM, one.begin, one.end) for one in sums]
     for one in found:
         everywhere += [Interval(parts.LATE, one.ready, one.all_ready), Interval(parts.TRANSFER, one.all_ready, one.end)]
@@ -165,7 +164,7 @@ def _timeline(recording, number, devices_steps, ends, found):
                 totals[one.direction, "SyncBatchNorm"] += one.arrived - one.began + one.ended - one.reduced
     with_gradient = _with_gradient(one for operators in devices_steps for one in operators)
     for operators in devices_steps:
-        operators = [one for one in operators if not exchanges.is_exchange(one.name)]
+        operators = [one for one in operators if not is_exchange(one.name)]
         for part, one in zip(_phases(operators, with_gradient), operators):
             everywhere.append(Interval(part, one.begin, one.end))
             totals[part, one.name] += one.end - one.begin
@@ -212,3 +211,56 @@ def _phases(operators, with_gradient):
             elif one.name in with_gradient:
                 part = parts.FORWARD
             yield part
+
+
+class KeyExchange(NamedTuple):
+    """One exchange, as one process sees it; nanoseconds."""
+
+    what: str  # key of the store, or layer and direction
+    is_operator: bool  # of the engine, not of a layer
+    ready: int  # this process
+    all_ready: int
+    end: int
+    is_gradient: bool
+    last_rank: int = -1  # the process that was ready last; -1 where that is not known
+
+
+def exchanges_of(recordings):
+    """The exchanges of each process, a list of :class:`KeyExchange` per recording.
+
+    The n-th exchange of a key is the same one in every process, because recording begins at the same step.
+    """
+    if len(recordings) == 1 and not any(OTHERS.match(one.name) for one in recordings[0].operators):
+        return [[]]
+    all_found = [list(_found(one)) for one in recordings]
+    came: dict = collections.defaultdict(dict)  # what, number -> when each process was ready: its last device
+    for recording, found in zip(recordings, all_found):
+        for key, exchange in found:
+            came[key][recording.rank] = max(exchange.ready, came[key].get(recording.rank, 0))
+
+    def known(key, exchange):
+        if len(came[key]) < len(recordings):
+            return exchange
+        last = max(came[key], key=came[key].__getitem__)
+        return exchange._replace(all_ready=min(came[key][last], exchange.end), last_rank=last)
+
+    return [[known(*pair) for pair in found] for found in all_found]
+
+
+def _found(recording):
+    """Pairs of what identifies an exchange in all processes, and the exchange."""
+    numbers: collections.Counter = collections.Counter()
+    for operator in recording.operators:
+        name, begin, end = operator.name, operator.begin, operator.end
+        ours = OURS.match(name)
+        if ours:
+            numbers[name] += 1
+            key = ours.group(1)
+            is_gradient = not key.isdigit() or int(key) < FIRST_RESERVED
+            yield (name, numbers[name]), KeyExchange(f"key {key}", True, begin, begin, end, is_gradient)
+        elif OTHERS.match(name):  # nobody can tell which one it is in other processes
+            yield (recording.rank, id(operator)), KeyExchange(name, True, begin, begin, end, True)
+    for one in recording.passes:
+        if one.complete < one.reduced:
+            what = f"{one.layer}, {one.direction}"
+            yield (what, one.call), KeyExchange(what, False, one.complete, one.complete, one.reduced, False)

@@ -33,8 +33,8 @@ def replaced(owner, name, make):
 
 
 @contextlib.contextmanager
-def watched_steps(begin, end):
-    """While this block runs, call ``begin()`` before each step, ``end(trainer, net, number of samples)`` after it.
+def watched_steps(ended):
+    """While this block runs, call ``ended(begin in ns, trainer, net, number of samples)`` after each step.
 
     A step of the calling thread is one of ``DataParallel`` or ``Pipeline``, or ``Trainer.step`` in a hand-written loop,
     and no step inside a step. The net may be None, and the number 0, where they are not known.
@@ -47,27 +47,27 @@ def watched_steps(begin, end):
             def step(self, *args, **kwargs):
                 if inside or threading.get_ident() != thread:
                     return original(self, *args, **kwargs)
-                begin()
+                begin = time.monotonic_ns()
                 inside.append(self)
                 try:
                     result = original(self, *args, **kwargs)
                 finally:
                     inside.clear()
-                end(*details(self))
+                ended(begin, *details(self))
                 return result
 
             return step
 
         return make
 
+    def of_parallel(one):
+        return one.trainer, one.net, one.num_samples
+
     with contextlib.ExitStack() as stack:
-        for owner, name, details in (
-            (DataParallel, "step", lambda one: (one.trainer, one.net, one.num_samples)),
-            (DataParallel, "__call__", lambda one: (one.trainer, one.net, one.num_samples)),
-            (Pipeline, "step", lambda one: (one._trainer, one.net, one.num_samples)),
-            (_gluon.Trainer, "step", lambda one: (one, None, 0)),
-        ):
-            stack.enter_context(replaced(owner, name, watch(details)))
+        stack.enter_context(replaced(DataParallel, "step", watch(of_parallel)))
+        stack.enter_context(replaced(DataParallel, "__call__", watch(of_parallel)))
+        stack.enter_context(replaced(Pipeline, "step", watch(lambda one: (one._trainer, one.net, one.num_samples))))
+        stack.enter_context(replaced(_gluon.Trainer, "step", watch(lambda one: (one, None, 0))))
         yield
 
 

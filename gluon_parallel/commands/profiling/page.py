@@ -1,5 +1,7 @@
-"""Page of a profile: one HTML file with plots, which needs no network; its text is in page.html."""
+"""Files of a profile: the page with plots, whose text is in page.html, and the trace of all processes for Perfetto."""
 
+import itertools
+import json
 import re
 import statistics
 from pathlib import Path
@@ -7,7 +9,7 @@ from typing import NamedTuple
 
 from .findings import head, rows
 from .parts import COLOURS, COMPUTING, DEVICES, LATE, LAUNCHING, MEANING, PARTS, READING, TRANSFER
-from .recording import STEP
+from .recording import STEP, is_exchange
 
 _NUM_OPERATORS, _NUM_LAYERS = 12, 10
 _WIDTH = 2000  # of a bar, in its own units
@@ -46,7 +48,13 @@ def _cards(analysis):
     return cards
 
 
-# A table is its titles, and for each line its words and its bar.
+def _ranking(titles, lines):
+    """A table, its titles and lines, of (words, seconds, colour); a line's bar is as long as its seconds together."""
+    longest = max((sum(seconds) for _, seconds, _ in lines), default=0) or 1
+    return [*titles, ""], [
+        ([*words, *(f"{one * 1e3:.2f} ms" for one in seconds)], (f"{sum(seconds) / longest:.1%}", colour))
+        for words, seconds, colour in lines
+    ]
 
 
 def _parts(analysis):
@@ -67,21 +75,12 @@ def _layers(analysis):
     return _ranking(["layer", *(f"for {name}" for name in names)], lines)
 
 
-def _ranking(titles, lines):
-    """A table of lines (words, seconds, colour); the bar is as long as the seconds of its line together."""
-    longest = max((sum(seconds) for _, seconds, _ in lines), default=0) or 1
-    return [*titles, ""], [
-        ([*words, *(f"{one * 1e3:.2f} ms" for one in seconds)], (f"{sum(seconds) / longest:.1%}", colour))
-        for words, seconds, colour in lines
-    ]
-
-
 class Drawing(NamedTuple):
-    """A drawing in its own units, which the page stretches to its width and to `height` pixels."""
+    """A drawing in units of its own, which the page stretches to its width and to `height` pixels."""
 
-    rectangles: list  # of (part, x, y, width, height, text), in the drawing's units
-    width: float  # in the drawing's units
-    depth: float  # from top to bottom, in the drawing's units
+    rectangles: list  # of (part, x, y, width, height, text)
+    width: float
+    depth: float  # from top to bottom
     height: int  # on the page, in pixels
 
 
@@ -163,3 +162,57 @@ def _step_chart(analysis):
             rectangles.append((part, number + 0.06, top, 0.88, totals[part], text))
     drawing = Drawing(rectangles, len(columns), round(highest, 3), 180)
     return {"drawing": drawing, "scale": [f"{highest:.1f} ms", f"{highest / 2:.1f}", "0"]}
+
+
+def write_trace(path, analysis):
+    """Write the trace of the recordings of an :class:`.Analysis`."""
+    start = min(one.begin for one in analysis.recordings)
+    events = [event for pair in zip(analysis.recordings, analysis.exchanges) for event in _events(*pair, start)]
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
+
+
+def _events(recording, found, start):
+    """The events of one process: rows for its script, for each device, and for the exchanges."""
+    rank, numbers = recording.rank, itertools.count(1)
+
+    def rows(title, slices):
+        """Each of the slices (name, begin, end, slices inside it), in the first row that is free then."""
+        ends: list[int] = []
+        ids: list[int] = []
+        for name, begin, end, inside in sorted(slices, key=lambda one: one[1]):
+            row = next((row for row, last in enumerate(ends) if last <= begin), len(ends))
+            if row == len(ends):
+                ends.append(0)
+                ids.append(next(numbers))
+                about = {"ph": "M", "pid": rank, "tid": ids[row]}
+                yield {**about, "name": "thread_name", "args": {"name": title}}
+                yield {**about, "name": "thread_sort_index", "args": {"sort_index": ids[row]}}
+            ends[row] = end
+            for what, first, last in [(name, begin, end), *inside]:
+                if first < last or what == name:
+                    times = {"ts": (first - start) / 1e3, "dur": (last - first) / 1e3}
+                    yield {"ph": "X", "pid": rank, "tid": ids[row], "name": what, **times}
+
+    yield {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"rank {rank}"}}
+    steps = itertools.count(1)
+    names = [f"step {next(steps)}" if span.what == STEP else span.what for span in recording.spans]
+    yield from rows("script", [(name, span.begin, span.end, ()) for name, span in zip(names, recording.spans)])
+    for number, device in enumerate(recording.devices):
+        operators = [one for one in recording.operators if one.device == number]
+        runs = [one for one in operators if not is_exchange(one.name)]
+        yield from rows(device, [(one.name, one.begin, one.end, ()) for one in runs])
+        passes = [one for one in recording.passes if one.device == device]
+        slices = [
+            (f"{one.layer}, {one.direction}", one.began, one.ended, [
+                ("waiting for other devices", one.arrived, one.complete),
+                ("exchange with other processes", one.complete, one.reduced),
+            ])
+            for one in passes
+        ]  # fmt: skip
+        yield from rows(f"{device}, SyncBatchNorm", slices)
+    slices = [
+        (one.what, one.ready, one.end, [("waiting for a late process", one.ready, one.all_ready)])
+        for one in found if one.is_operator
+    ]  # fmt: skip
+    yield from rows("exchange with processes", slices)

@@ -72,12 +72,7 @@ def cut(begin, end, intervals, otherwise):
 
 
 def overlap(first, second):
-    """Total time in which intervals (begin, end) of both lists run; those of one list may overlap.
-
-    Example:
-        >>> overlap([(0, 4), (2, 6)], [(5, 9)])
-        1
-    """
+    """Total time in which intervals (begin, end) of both lists run; those of one list may overlap."""
     lists = first, second, [*first, *second]
     one, other, either = (sum(end - begin for begin, end in merge_intervals(intervals)) for intervals in lists)
     return one + other - either

@@ -1,18 +1,32 @@
 """Recordings: what a process's devices, Python thread and SyncBatchNorm layers did; those of all, on one clock."""
 
+import contextlib
+import json
+import os
+import re
+import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from ...compat import mx
+from ...errors import DeviceUnavailable
 from ...kvstore.collective import gather, gather_objects
 from ...kvstore.contract import is_distributed
 from ...nn.sync_batch_norm.measured import Pass
 
 STEP = "step"
-_ROUNDS = 20
+_TIMES = ("begin", "end", "began", "arrived", "complete", "reduced", "ended")  # of operators, spans and passes
+_NUM_CPUS = len(os.sched_getaffinity(0))  # CPU devices that MXNet's profiler counts; two kinds of memory follow them
+_ROUNDS = 20  # of exchanges that compare the clocks
+# Operators that exchange with other processes. Ours say the key; those of MXNet's servers and Horovod do not.
+OURS = re.compile(r"gluon_parallel\.mpi (?:key )?(.+)")
+OTHERS = re.compile(r"KVStoreDist|horovod|Horovod")
+# Bookkeeping, of the engine and ours.
+_IGNORED = {"WaitForVar", "DeleteVariable", "DeleteOperator", "arrives", "gluon_parallel.flight_recorder"}
 
 
 class Operator(NamedTuple):
@@ -55,15 +69,17 @@ class Recording:
     def moved(self, nanoseconds):
         """The same on a clock that is `nanoseconds` ahead."""
 
-        def move(rows, names):
-            return [row._replace(**{name: getattr(row, name) + nanoseconds for name in names}) for row in rows]
+        def move(rows):
+            times = [
+                {name: time + nanoseconds for name, time in row._asdict().items() if name in _TIMES} for row in rows
+            ]
+            return [row._replace(**moved) for row, moved in zip(rows, times)]
 
-        changed = Recording(**{**vars(self), "begin": self.begin + nanoseconds, "end": self.end + nanoseconds})
-        changed.marks = [[mark + nanoseconds for mark in marks] for marks in self.marks]
-        for name in ("operators", "spans"):
-            setattr(changed, name, move(getattr(self, name), ("begin", "end")))
-        changed.passes = move(self.passes, ("began", "arrived", "complete", "reduced", "ended"))
-        return changed
+        return replace(
+            self, begin=self.begin + nanoseconds, end=self.end + nanoseconds, operators=move(self.operators),
+            spans=move(self.spans), passes=move(self.passes),
+            marks=[[mark + nanoseconds for mark in marks] for marks in self.marks],
+        )  # fmt: skip
 
 
 def host():
@@ -96,11 +112,74 @@ def offset(reference, times):
 
     No exchange ends before all processes have begun it. So each one gives a lower and an upper bound, and the
     estimate is the middle of the tightest bounds.
-
-    Example:
-        >>> offset(np.array([[100.0, 103.0]]), np.array([[0.0, 3.0]]))
-        100
     """
     lower = (reference[:, 0] - times[:, 1]).max()
     upper = (reference[:, 1] - times[:, 0]).min()
     return round((lower + upper) / 2)
+
+
+def is_exchange(name):
+    """Whether that operator exchanges with other processes."""
+    return bool(OURS.match(name) or OTHERS.match(name))
+
+
+@contextlib.contextmanager
+def recorded(devices):
+    """Record the operators of `devices` in this block, at whose begin and end all work must be done.
+
+    Yields a list, filled with :class:`Operator` in the order of their begins when the block ends. DeviceUnavailable:
+    MXNet's profiler has no place for a CPU device.
+    """
+    beyond = [device for device in devices if device.device_type == "cpu" and device.device_id >= _NUM_CPUS + 2]
+    if beyond:
+        raise DeviceUnavailable(
+            f"MXNet's profiler records cpu(0) to cpu({_NUM_CPUS + 1}) on this machine and would end the process at "
+            f"an operator of {beyond[0]}; profile with fewer devices"
+        )
+    operators: list[Operator] = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "operators.json"
+        mx.profiler.set_config(
+            filename=str(path), continuous_dump=False, profile_memory=False, profile_api=False,
+            aggregate_stats=True,  # with it, the engine runs operators one by one, so that each has its name
+        )  # fmt: skip
+        before = _behind()
+        mx.profiler.set_state("run")
+        try:
+            yield operators
+        finally:
+            mx.profiler.set_state("stop")
+            behind = (before + _behind()) // 2  # the system's clock may be adjusted meanwhile
+            mx.profiler.dump()
+            operators += sorted(_read(path, devices, behind), key=lambda one: one.begin)
+            mx.profiler.set_config(filename=str(path), continuous_dump=False, aggregate_stats=False)
+
+
+def _behind():
+    """Nanoseconds by which the monotonic clock is behind the system's, which MXNet's profiler reads."""
+    return min(time.time_ns() - time.monotonic_ns() for _ in range(5))
+
+
+def _read(path, devices, behind):
+    """The operators in a file of MXNet's profiler."""
+    # After the first file of a process the list begins with a comma; once the program has had MXNet's profiler write
+    # continuously, which is its default, also without a head.
+    text = path.read_text("utf-8")
+    rest = text.partition("[")[2] if text.startswith("{") else text
+    events = json.loads(f'{{"traceEvents": [{rest.lstrip().lstrip(",")}')["traceEvents"]
+    numbers = {
+        device.device_id + (_NUM_CPUS if device.device_type == "gpu" else 0): number
+        for number, device in enumerate(devices)
+    }
+    begins: dict = {}
+    for event in events:
+        # MXNet's stores exchange on a device of their own, pinned memory, which is none of `devices`.
+        device = 0 if is_exchange(event["name"]) else numbers.get(event["pid"])
+        if device is None or event["ph"] not in "BE" or event["name"] in _IGNORED:
+            continue
+        key = event["pid"], event["tid"]
+        if event["ph"] == "B":
+            begins[key] = event
+        else:
+            begin, end = (int(one["ts"]) * 1000 - behind for one in (begins.pop(key), event))
+            yield Operator(device, event["name"], begin, end)

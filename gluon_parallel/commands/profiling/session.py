@@ -20,12 +20,11 @@ from ...nn import would_convert
 from ...nn.sync_batch_norm.measured import recorded as recorded_passes
 from ...nn.sync_batch_norm.sync_group import all_groups
 from ...pipeline import Pipeline
-from . import observers, operators
+from . import observers
 from .analysis import Analysis
 from .findings import findings, summary
-from .page import page
-from .recording import STEP, Recording, Span, gathered, host
-from .trace import write_trace
+from .page import page, write_trace
+from .recording import STEP, Recording, Span, gathered, host, recorded
 
 MARK = "gluon_parallel.step"
 _running: list[Session] = []  # at most one, as MXNet's profiler is one
@@ -48,7 +47,6 @@ class Session:
         self._made = Recording()
         self._seen = 0  # steps
         self._entered = 0  # the block, by the system's clock
-        self._began = 0  # the step under way
         self._devices: list[Any] = []
         self._arrays: dict[Any, dict[Any, list[Any]]] = {}  # trainer -> device -> what it updates there
         self._trainer: Any = None
@@ -65,7 +63,7 @@ class Session:
         except OSError as error:
             raise OutputUnavailable(f"profile: the folder {self._folder} cannot be made: {error.strerror}") from error
         self._entered = time.time_ns()
-        self._stack.enter_context(observers.watched_steps(self._step_begins, self._step_ended))
+        self._stack.enter_context(observers.watched_steps(self._step_ended))
         # From the beginning: a loop asks its loader for an iterator once.
         self._reads = self._stack.enter_context(observers.recorded_reading([Loader]))
         self._stack.enter_context(observers.replaced(Pipeline, "profile", self._ended_before))
@@ -78,21 +76,15 @@ class Session:
         try:
             self._finish(write=well)
             if well and self._seen <= self._num_skipped:
-                print(
-                    f"gluon_parallel: nothing was profiled: {self._num_skipped} steps are skipped, and the loop made "
-                    f"{self._seen}",
-                    file=sys.stderr,
-                )
+                said = f"{self._num_skipped} steps are skipped, and the loop made {self._seen}"
+                print(f"gluon_parallel: nothing was profiled: {said}", file=sys.stderr)
         finally:
             self._stack.close()
 
-    def _step_begins(self):
-        self._began = time.monotonic_ns()
-
-    def _step_ended(self, trainer, net, num_samples):
+    def _step_ended(self, began, trainer, net, num_samples):
         self._seen += 1
         if self._recording is not None:
-            self._made.spans.append(Span(STEP, self._began, time.monotonic_ns()))
+            self._made.spans.append(Span(STEP, began, time.monotonic_ns()))
             self._made.num_samples += num_samples
             own, first = self._updated_by(trainer), self._updated_by(self._trainer)
             for device in self._devices:
@@ -109,18 +101,14 @@ class Session:
         made = self._made
         store = trainer._kvstore
         made.rank = store.rank if is_distributed(store) else launched_rank()
-        made.host = host()
-        made.is_by_hand, made.num_cores = net is None, num_logical()
+        made.host, made.is_by_hand, made.num_cores = host(), net is None, num_logical()
         made.devices = [str(device) for device in devices]
         with contextlib.ExitStack() as stack:
             made.passes = stack.enter_context(recorded_passes(all_groups()))
-            made.operators = stack.enter_context(operators.recorded(devices))
+            made.operators = stack.enter_context(recorded(devices))
             self._recording = stack.pop_all()
-        made.processor, made.idle, made.begin = (
-            -observers.processor_seconds(),
-            -observers.idle_seconds(),
-            time.monotonic_ns(),
-        )
+        made.processor, made.idle = -observers.processor_seconds(), -observers.idle_seconds()
+        made.begin = time.monotonic_ns()
 
     def _updated_by(self, trainer):
         """On each device the weights and gradients of a trainer; a program may have several."""
@@ -170,19 +158,15 @@ class Session:
             return
         self.analysis = Analysis(recordings)
         self.findings = findings(self.analysis)
-        name = self._file_name()
-        html, trace = self._folder / f"{name}.html", self._folder / f"{name}.json"
+        # Where the trainer's store gathers nothing, each process writes its own files.
+        name = f"rank-{self._made.rank}" if self._made.rank else "profile"
+        html = self._folder / f"{name}.html"
+        if html.exists() and html.stat().st_mtime_ns > self._entered:  # another process's, started beside this one
+            html = html.with_stem(f"{name}-{os.getpid()}")
+        trace = html.with_suffix(".json")
         html.write_text(page(self.analysis, self.findings), "utf-8")
         write_trace(trace, self.analysis)
         print(f"{self}\n\npage: {html}\ntrace, for https://ui.perfetto.dev: {trace}", flush=True)
-
-    def _file_name(self):
-        """Of the page and the trace. Where the trainer's store gathers nothing, each process writes its own."""
-        name = f"rank-{self._made.rank}" if self._made.rank else "profile"
-        page = self._folder / f"{name}.html"
-        if page.exists() and page.stat().st_mtime_ns > self._entered:  # another process's, started beside this one
-            name = f"{name}-{os.getpid()}"
-        return name
 
 
 def profile(folder="profile", steps=20, skip=5):

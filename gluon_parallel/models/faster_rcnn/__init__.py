@@ -9,7 +9,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # it reads MXNet's version as one did in 2018
     import gluoncv as _gluoncv  # noqa: F401
 
-from .inference import detect as detect
+from .net import detect as detect
 from .net import from_zoo as from_zoo
 from .net import initialize as initialize
 from .net import load_backbone as load_backbone

@@ -21,9 +21,9 @@ OF_LAYER = "layer"  # its value where a layer has made the node; elsewhere JSON,
 def synchronised(
     symbol: mx.sym.Symbol, block: mx.gluon.Block | None
 ) -> tuple[mx.sym.Symbol, dict[sync_group.SyncGroup, int]]:
-    """The traced graph with every marked BatchNorm node replaced by the operator that exchanges its statistics.
+    """The traced graph with the operator that exchanges statistics in the place of every marked BatchNorm node.
 
-    Also the sync groups in it, with the number of operators of each. `block` runs the graph.
+    Also the sync groups in it, with the number of operators of each.
     """
     if MARK not in symbol.tojson():
         return symbol, {}
@@ -90,8 +90,8 @@ def _in_bfloat16(symbol: mx.sym.Symbol, nodes: list[Node]) -> Collection[str]:
     inputs = [node for node in nodes if node["op"] == "null" and "__dtype__" not in node.get("attrs", {})]
     outputs = symbol.get_internals()
     _, dtypes, _ = outputs.infer_type_partial(**{node["name"]: "float32" for node in inputs})
-    suffix = "_output"
-    return {name[: -len(suffix)] for name, dtype in zip(outputs.list_outputs(), dtypes) if dtype == BFLOAT16}
+    found = [name for name, dtype in zip(outputs.list_outputs(), dtypes) if dtype == BFLOAT16]
+    return {name[: -len("_output")] for name in found}
 
 
 def sync_batch_norm_symbol(

@@ -63,10 +63,7 @@ class Join:
         return bool(self._layers)
 
     def begin_step(self) -> None:
-        """A step has begun in which this process has samples, and others have none.
-
-        Called in the engine: a net that reads values waits for the exchanges while it is launched.
-        """
+        """In the engine: a step has begun in which this process has samples, and others have none."""
         self.step = _Step(self._announce, self._abandoned)
 
     def end_step(self) -> None:
@@ -86,7 +83,6 @@ class Join:
             self.step.is_abandoned, self._abandoned, self.step = True, self.step.thread, None
 
     def _announce(self, step: _Step) -> None:
-        """Take part in the gatherings of a step in a process with samples."""
         if step.before is not None:
             step.before.join()
         try:
@@ -96,13 +92,7 @@ class Join:
             step.error = error
 
     def follow(self) -> None:
-        """Take part in a step of other processes in a process without samples, while nothing is in flight; waits.
-
-        Raises:
-            BarrierBroken: the net is a graph without its layers, whose momentum is not known here.
-            ExchangeError: the processes are out of step.
-            WorkerLost, BarrierTimeout: the others did not come.
-        """
+        """Take part in a step of other processes in a process without samples, while nothing is in flight; waits."""
         records = [group.rendezvous.record for group in self._layers]
         try:
             for record in records:
@@ -131,9 +121,9 @@ class Join:
             elif time.monotonic() > since + limit:
                 raise BarrierTimeout(
                     f"{_NAME}: for {limit:g} s, the other processes have neither begun an exchange of the net's "
-                    "SyncBatchNorm layers nor ended the step. A process without samples takes part in layers of the "
-                    "net and of a loss that is a block: make those that run beside them layers of the net, or leave "
-                    "out their kvstore. Otherwise look for an error in another process, or raise GLUON_PARALLEL_TIMEOUT"
+                    "SyncBatchNorm layers nor ended the step. Such layers beside the net must be layers of it, or of a "
+                    "loss that is a block, or have no kvstore. Else look for an error there, or raise "
+                    "GLUON_PARALLEL_TIMEOUT"
                 )
             words = rows[:, 1:].reshape(len(rows), len(self._layers), 2, 2)
             for place, (group, layer) in enumerate(self._layers.items()):

@@ -11,7 +11,7 @@ from ...device_threads import launch_by_device
 from ...engine import make_plain
 from ...errors import BatchMismatch
 from . import graph, operator
-from .start import enter
+from .participants import enter
 from .sync_group import SyncGroup
 
 

@@ -24,7 +24,7 @@ from ...native.records import C, address_of
 from ..rewrite_graph import attribute_value
 from . import operator_graphs
 from .rendezvous import named
-from .sync_group import SyncGroup, find
+from .sync_group import SyncGroup, by_token
 
 NAME = "gluon_parallel_sync_batch_norm"
 
@@ -40,21 +40,9 @@ class Settings(NamedTuple):
     use_global_stats: bool = False
     keeps_output: bool = False  # for the backward pass, which does not read it
 
-    @classmethod
-    def parse(cls, strings: dict[str, str]) -> Settings:
-        """Settings from MXNet's strings."""
-        values: dict[str, Any] = {
-            name: text if name == "token" else attribute_value(text) for name, text in strings.items()
-        }
-        return cls(**values)
-
     def group(self) -> SyncGroup:
-        """The layer's sync group.
-
-        Raises:
-            BarrierBroken: the layer is gone, or lived in another process.
-        """
-        group = find(self.token)
+        """The layer's sync group."""
+        group = by_token.get(self.token)
         if group is None:
             raise BarrierBroken(
                 "this graph was made by a SyncBatchNorm layer that no longer exists here; keep the net alive while it "
@@ -81,7 +69,6 @@ class OperatorState:
     ) -> OperatorState:
         """A state for an input of that shape: an unused one of the group's, or a new one."""
         axis, channels = settings.axis % len(shape), shape[settings.axis]
-        outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
         kind = settings, device, channels, dtypes
         unused = group.unused_states.setdefault(kind, [])
         try:
@@ -92,7 +79,7 @@ class OperatorState:
         record = state.record
         record.valid = record.failed = 0  # its last forward pass was another operator's
         names = group.rendezvous.names
-        record.outer, record.inner = outer, inner
+        record.outer, record.inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
         record.device = names.index(state.device) if state.device in names else -1  # where the layer does not live
         _states[state.address] = state
         return state
@@ -171,10 +158,7 @@ def deletion(function: Any, argument: int) -> Any:
 
 
 def answering(method: Callable[..., None]) -> Callable[..., int]:
-    """A function of an address for the C library: that method of the state there; 0, or 1 after an exception.
-
-    The exception closes the layer's rendezvous, so that nobody waits on, and is what `fail` reports.
-    """
+    """A function of an address for the C library: that method of the state there; 0, or 1 after an exception."""
 
     @functools.wraps(method)
     def answer(address: int, *arguments: int) -> int:
@@ -187,7 +171,7 @@ def answering(method: Callable[..., None]) -> Callable[..., int]:
             if state is None or method is OperatorState.fail:
                 traceback.print_exc()  # it reaches the user in no other way
             else:
-                state.group.rendezvous.close(error)
+                state.group.rendezvous.close(error)  # nobody waits on then; `fail` reports it
             return 1
 
     return answer
@@ -195,10 +179,7 @@ def answering(method: Callable[..., None]) -> Callable[..., int]:
 
 @functools.cache
 def callbacks() -> tuple[int, int]:
-    """Number and address of the C functions by which MXNet deletes an operator and runs its passes.
-
-    MXNet looks there until the end.
-    """
+    """Number and address of the C functions by which MXNet deletes an operator and runs its passes."""
     word = ctypes.c_int64
     native.provide("wait_on", answering(OperatorState.wait_on), *[word] * 3)
     native.provide("refuse", answering(OperatorState.refuse), *[word] * 2)
@@ -239,7 +220,8 @@ def _delete_prop(address: int, props: dict = props) -> None:  # also when this m
 def describe(num: int, keys: Any, values: Any, result: int) -> int:
     """Create the CustomOpProp for these attributes, and write its callbacks to `result`."""
     try:
-        prop = _CustomOpProp(Settings.parse({keys[i].decode(): values[i].decode() for i in range(num)}))
+        strings = {keys[i].decode(): values[i].decode() for i in range(num)}
+        prop = _CustomOpProp(Settings(strings.pop("token"), **{key: attribute_value(strings[key]) for key in strings}))
         props[prop.address] = prop
         functions = load()
         set_callbacks(result, len(functions), address_of(functions), address_of(prop.contexts))
@@ -249,13 +231,10 @@ def describe(num: int, keys: Any, values: Any, result: int) -> int:
 
 
 def set_callbacks(result: int, num: int, functions: int, contexts: int) -> None:
-    """Write the addresses of these arrays, which live on, into MXNet's list.
-
-    `num` comes last, because the C library takes it for success.
-    """
+    """Write the addresses of these arrays, which live on, into MXNet's list."""
     filled = C.CallbackList.from_address(result)
     filled.functions, filled.contexts = functions, contexts
-    filled.num = num
+    filled.num = num  # last, because the C library takes it for success
 
 
 # The C library calls it, see `load`.
@@ -265,17 +244,12 @@ def create(device: bytes, num: int, shapes: Any, num_axes: Any, dtypes: Any, res
         settings, shape = props[description].settings, shapes[0][: num_axes[0]]
         group = settings.group()
         kinds = tuple(mx.nd.ndarray._DTYPE_MX_TO_NP[number] for number in dtypes[:num])
-        state = OperatorState.take(settings, group, _context_of(device.decode()), shape, kinds)
+        kind, number = device.decode().rstrip(")").split("(")  # such as "gpu(1)"
+        state = OperatorState.take(settings, group, mx.Context(kind, int(number)), shape, kinds)
         set_callbacks(result, *callbacks(), state.where)
     except BaseException:  # KeyboardInterrupt too: a C callback cannot raise
         traceback.print_exc()
     return 0
-
-
-def _context_of(name: str) -> mx.Context:
-    """The ``mx.Context`` of MXNet's text, such as "gpu(1)"."""
-    kind, number = name.rstrip(")").split("(")
-    return mx.Context(kind, int(number))
 
 
 _FUNCTIONS = ("gp_delete", *["gp_list"] * len(_NAMES), "gp_infer_shape", "gp_declare_backward_dependency", "gp_create",

@@ -78,7 +78,7 @@ def _graphs(
 
 
 def attach(record: Any, device: mx.Context, settings: Any, dtypes: Sequence[Any]) -> object:
-    """Fill the fields of a State that only these graphs need; what is returned must live as long as that."""
+    """Fill the fields of a State that only these graphs need; returns what must live as long as that."""
     channels, epsilon, momentum, fix_gamma = record.channels, settings.eps, settings.momentum, settings.fix_gamma
     real = np.dtype(np.float64 if record.is_double else np.float32)
     if device.device_type.startswith("cpu"):

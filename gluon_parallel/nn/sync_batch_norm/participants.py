@@ -1,23 +1,30 @@
-"""Participants of a step: the named devices alone run a net, and its SyncBatchNorm layers wait for no other."""
+"""Steps of SyncBatchNorm layers: which devices take part, and a new beginning after a step that failed."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+import os
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
+from ... import engine
 from ...compat import mx
+from ...device_threads import launch_by_device
+from ...device_threads.thread import current_device
+from ...engine import failures, functions
+from ...errors import BarrierBroken, DevicesMismatch, EngineUnsupported, GluonParallelError
 from ...split import as_devices
 from ..blocks import blocks_of
-from .layer import SyncBatchNorm
-from .start import one_step
-from .sync_group import SyncGroup, any_group
+from .sync_group import SyncGroup, all_groups, by_token
 
 STATISTICS = ("running_mean", "running_var", "moving_mean", "moving_var")  # ends of their parameters' names
+_anew = threading.Lock()
 
 
 def groups_of(net: mx.gluon.Block) -> list[SyncGroup]:
     """The sync groups of `net`, which its running means have; those that a graph describes once it has run."""
-    if not any_group():  # most nets have none; every step asks
+    if not by_token:  # most nets have none; every step asks
         return []
     found = [getattr(parameter, "sync_group", None) for parameter in net.collect_params().values()]
     return list(dict.fromkeys(group for group in found if group is not None))
@@ -25,21 +32,10 @@ def groups_of(net: mx.gluon.Block) -> list[SyncGroup]:
 
 def waiting_groups(net: mx.gluon.Block) -> list[SyncGroup]:
     """The sync groups of `net` whose devices wait for each other in training: all but those of `use_global_stats`."""
-    layers = [block for block in blocks_of(net) if isinstance(block, SyncBatchNorm)]
+    layers = [block for block in blocks_of(net) if isinstance(getattr(block, "sync_group", None), SyncGroup)]
     waiting = {layer.sync_group for layer in layers if not layer._kwargs["use_global_stats"]}
     constant = {layer.sync_group for layer in layers} - waiting
     return [group for group in groups_of(net) if group not in constant]
-
-
-def _follow(net: mx.gluon.Block, devices: Sequence[mx.Context]) -> None:
-    """Give the devices that were left out the running statistics of those that took part."""
-    taking_part = list(devices)
-    for parameter in net.collect_params().values():
-        if parameter.grad_req == "null" and parameter.name.endswith(STATISTICS):
-            source = next((device for device in parameter.list_ctx() if device in taking_part), None)
-            for device in parameter.list_ctx():
-                if source is not None and device not in taking_part:
-                    parameter.data(source).copyto(parameter.data(device))
 
 
 @contextlib.contextmanager
@@ -68,18 +64,144 @@ def participants(net: mx.gluon.Block, devices: Iterable[mx.Context]) -> Iterator
     """
     groups, devices, fewer = groups_of(net), as_devices(devices), False
     names = frozenset(map(str, devices))
+    start_anew(groups)
     try:
-        with one_step(groups):
-            fewer = any(group.devices() != names for group in groups)
-            if fewer:
-                mx.nd.waitall()
-                for group in groups:
-                    group.limit_to(names)
-            yield
-            if fewer:
-                mx.nd.waitall()
-                _follow(net, devices)
+        fewer = any(group.devices() != names for group in groups)
+        if fewer:
+            mx.nd.waitall()
+            for group in groups:
+                group.limit_to(names)
+        yield
+        if fewer:
+            mx.nd.waitall()
+            _follow(net, devices)
+    except BaseException as error:
+        for group in groups:
+            group.abandon(error)
+        raise
     finally:
         if fewer:
             for group in groups:
                 group.limit_to(None)
+
+
+def _follow(net: mx.gluon.Block, devices: list[mx.Context]) -> None:
+    """Give the devices that were left out the running statistics of those that took part."""
+    for parameter in net.collect_params().values():
+        if parameter.grad_req == "null" and parameter.name.endswith(STATISTICS):
+            source = next((device for device in parameter.list_ctx() if device in devices), None)
+            for device in parameter.list_ctx():
+                if source is not None and device not in devices:
+                    parameter.data(source).copyto(parameter.data(device))
+
+
+class SynchronisedExecutor(mx.nd._internal.CachedOp):
+    """MXNet's executor of a graph with SyncBatchNorm.
+
+    It enters the groups of the graph before every call, for it is the last Python code that runs before the call is in
+    the engine's hands.
+    """
+
+    def __init__(
+        self, symbol: mx.sym.Symbol, flags: Sequence[tuple[str, Any]], groups: Mapping[SyncGroup, int]
+    ) -> None:
+        super().__init__(symbol, flags)
+        self.groups = groups
+
+    def __call__(self, *args: mx.nd.NDArray, **kwargs: Any) -> Any:
+        if current_device() is None:  # else this thread launches for one device anyway
+            launch_by_device()
+        if mx.autograd.is_training():
+            enter(self.groups, args[0].ctx)
+        return super().__call__(*args, **kwargs)
+
+
+def enter(groups: Mapping[SyncGroup, int], device: mx.Context) -> None:
+    """Before a training call is launched on `device`, which comes so many times to the layers of these groups."""
+    for group in groups:
+        if not group.is_prepared():
+            _check(group)
+    if not functions.has_room:
+        engine.make_room()
+    start_anew(groups)
+    for group, times in groups.items():
+        group.prepare()
+        group.note_launch(str(device), times)
+
+
+def _check(group: SyncGroup) -> None:
+    """Refuse a training call that could only hang."""
+    devices = group.devices()
+    if group.store_is_missing:
+        raise BarrierBroken(
+            f"{group.name}: this graph exchanges through a kvstore object of the program that made it; to train it "
+            "here, make the graph anew with kvstore=store, or give the store's name"
+        )
+    if not devices:
+        raise BarrierBroken(f"{group.name}: to train this graph, run it in a gluon block that has its parameters")
+    if len(devices) > 1 and os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine":
+        raise EngineUnsupported(
+            f"{group.name}: {len(devices)} devices cannot exchange under MXNET_ENGINE_TYPE=NaiveEngine, which finishes "
+            "one operation before it starts the next. Unset it, or debug with gp.nn.revert_sync_batchnorm(net)"
+        )
+    if group.num_devices not in (None, len(devices)) and group.only is None:
+        raise DevicesMismatch(
+            f"{group.name}: num_devices={group.num_devices}, but its parameters live on {len(devices)}: "
+            f"{', '.join(sorted(devices))}. Leave num_devices out, or initialise the net with "
+            f"ctx=[...] of {group.num_devices} devices (nets on one device each share parameters with params=)"
+        )
+
+
+def start_anew(groups: Collection[SyncGroup]) -> None:
+    """Before a step of these groups is launched: after one that failed, or on other devices, begin again.
+
+    What is in flight then ends first. Groups of other nets keep their failures until they are launched again.
+
+    Raises:
+        BarrierTimeout, BarrierBroken: the failure of an earlier step of theirs that was not reported yet.
+    """
+    # All layers are asked: in the middle of a step, which may call them one by one, nothing could be waited for.
+    if any(group.has_moved() for group in groups) or _failed():
+        _begin_again()
+    unreported = next((group.unreported for group in groups if group.unreported), None)
+    if unreported:
+        error = unreported[0]
+        unreported.clear()
+        for group in all_groups():
+            if group.is_launched_in_part():  # its other devices will not come
+                group.abandon(error)
+        raise failures.fresh(error)
+
+
+def _failed() -> list[SyncGroup]:
+    return [group for group in all_groups() if group.rendezvous.failure is not None]
+
+
+def _begin_again() -> None:
+    with _anew:
+        before, moved = _failed(), [group for group in all_groups() if group.has_moved()]
+        if not before and not moved:
+            return  # another device's thread has been here, and may have launched its pass
+        reported = {group for group in before if failures.is_reported(group.rendezvous.failure)}
+        drain()  # it marks failures as reported, and meanwhile the failed step may fail in more layers
+        failed = _failed()
+        concerned = [group for group in (before if reported else failed) if group not in reported]
+        unreported = [group.rendezvous.failure for group in concerned]
+        for group in concerned:
+            group.unreported = unreported
+        for group in failed:
+            failures.mark_reported(group.rendezvous.failure)
+            group.reopen()
+        for group in moved:
+            group.count_anew()
+            group.prepare()
+
+
+def drain() -> None:
+    """Wait for everything that has been launched, whatever became of it."""
+    while True:
+        try:
+            mx.nd.waitall()
+            return
+        except (mx.base.MXNetError, GluonParallelError):
+            continue  # each call raises one error of one device; the next call goes on with the rest

@@ -61,13 +61,7 @@ class Rendezvous:
         _open(self.address, 0)
 
     def prepare(self, all_devices: frozenset[str], only: frozenset[str] | None, channels: int) -> None:
-        """Before a call: say who takes part. What is in flight relies on it, so it changes between steps only.
-
-        `all_devices` are the names of the layer's devices, and `only` those of the devices that take part for now, or
-        None for all.
-        """
-        if self.prepared == (all_devices, only, channels):
-            return
+        """Say who takes part, between steps: of the devices of these names those in `only`, or all if it is None."""
         with locked(self.mutex):
             names = sorted(all_devices)
             here = all_devices if only is None else only & all_devices
@@ -79,7 +73,7 @@ class Rendezvous:
 
     @property
     def taking_part(self) -> list[str]:
-        """Names of the devices that take part in what is in flight; the layer itself may be deleted by then."""
+        """Names of the devices that take part in what is in flight."""
         return _named(self.names, self._takes_part)
 
     def use_shared_memory(self, direction: int, gather: SharedGather) -> None:
@@ -142,10 +136,7 @@ class Rendezvous:
     def wait_on(self, device: str, key: int, arrived: Sequence[int], since: float) -> None:
         """Close the layer if the devices that have not arrived cannot come, or are too late.
 
-        Args:
-            device, since: the device that waits, and ``time.monotonic()`` when it came.
-            key: of the exchange, 2 * call + direction.
-            arrived: (devices,) numbers, not 0 for those that have arrived.
+        `device` waits since that ``time.monotonic()``; numbers in `arrived` are not 0 for devices that have arrived.
         """
         came = _named(self.names, arrived)
         missing = sorted(set(self.taking_part) - set(came))
@@ -155,10 +146,9 @@ class Rendezvous:
             recorded = flight_recorder.write(f"BarrierTimeout: {waited}")
             error = BarrierTimeout(
                 f"{waited}; {_listed(came)} arrived, {_listed(missing)} did not{self._seen(missing)}. Every device "
-                "must run the same layers in the same order and equally often; look for an error on a missing device, "
-                "for a device without samples (name the devices that take part), for a value of another device that a "
-                "missing one computes with before its forward pass (move that behind all forward passes), or raise the "
-                f"timeout. {recorded}"
+                "must run the same layers equally often, in the same order. Look for an error on a missing device, a "
+                "device without samples (see gp.nn.participants), or a value of another device that it computes with "
+                f"before its forward pass; or raise the timeout. {recorded}"
             )
         if error is not None:
             self.close(error)
@@ -172,7 +162,6 @@ class Rendezvous:
         ))  # fmt: skip
 
     def _seen(self, missing: Iterable[str]) -> str:
-        """Where the missing are, as far as this process knows."""
         places = []
         for device in missing:
             key = _waits_at(self.address, self.number(device))

@@ -31,7 +31,7 @@ _LOOP = """Launch all devices before you read a result of one:
 HANDED_OVER = "handed over"  # instead of a store's name, in a graph's marks
 # A custom operator is given nothing but strings, so it finds its group by a token. Weak, so that a group lives as long
 # as its running mean.
-_groups: weakref.WeakValueDictionary[str, SyncGroup] = weakref.WeakValueDictionary()
+by_token: weakref.WeakValueDictionary[str, SyncGroup] = weakref.WeakValueDictionary()
 stores: dict[str, object] = {}  # of marks in graphs, by token: JSON cannot hold them
 
 
@@ -81,7 +81,7 @@ class SyncGroup:
             separate_training.note(
                 "SyncBatchNorm", False, "takes the statistics of this process alone (write kvstore=store)"
             )
-        _groups[self.token] = self
+        by_token[self.token] = self
 
     def connect(self, store: Any) -> None:
         """Meet the other processes of the group through `store`; before the first training call, and in all of them."""
@@ -124,7 +124,6 @@ class SyncGroup:
         raise TypeError(f"{self.name}: this layer cannot be copied; build a new net and load parameters")
 
     def _all_devices(self) -> frozenset[str]:
-        """Names of the devices that the layer lives on."""
         parameter = self._parameter()
         return frozenset() if parameter is None else frozenset(map(str, parameter.list_ctx()))
 
@@ -157,12 +156,9 @@ class SyncGroup:
         )
 
     def has_moved(self) -> bool:
-        """Whether the layer lives on other devices than at its last call."""
+        """Whether the layer was called, and lives on other devices than then."""
         before = self.rendezvous.prepared[0]
-        if not before:  # it was not called, and perhaps not even initialised
-            return False
-        devices = self._all_devices()
-        return bool(devices) and devices != before
+        return bool(before) and self._all_devices() not in (before, frozenset())
 
     def is_prepared(self) -> bool:
         """Whether the devices that take part are those of the last call."""
@@ -183,9 +179,8 @@ class SyncGroup:
     def allreduce_processes(self, key: tuple[str, int], value: np.ndarray, has_begun: bool = False) -> np.ndarray:
         """The packed values of all processes, from those of this one; `has_begun`: the C library has sent them."""
         direction, call = key
-        exchange, earlier_calls = self._exchanges[direction], self.rendezvous.record.earlier_calls
-        number = DIRECTIONS.index(direction)
-        combined = exchange.combine(earlier_calls + call, value, number, has_begun)
+        exchange, number = self._exchanges[direction], DIRECTIONS.index(direction)
+        combined = exchange.combine(self.rendezvous.record.earlier_calls + call, value, number, has_begun)
         if exchange.shared_gather is not None:
             self.rendezvous.use_shared_memory(number, exchange.shared_gather)
         return combined
@@ -202,7 +197,6 @@ class SyncGroup:
         self.reopen()
 
     def reopen(self) -> None:
-        """Start anew; nothing is in flight."""
         self._launched.clear()
         self.rendezvous.open()
 
@@ -230,19 +224,9 @@ _failing = threading.Lock()
 _BETWEEN = 0.01  # seconds
 
 
-def any_group() -> bool:
-    """Whether a layer lives."""
-    return bool(_groups)
-
-
 def all_groups() -> list[SyncGroup]:
     """The groups of all layers that live."""
-    return list(_groups.values())
-
-
-def find(token: str) -> SyncGroup | None:
-    """The group of that token, or None if its layer is gone or lived in another process."""
-    return _groups.get(token)
+    return list(by_token.values())
 
 
 def group_of(parameter: mx.gluon.Parameter | None, mark: str, name: str) -> SyncGroup | None:

@@ -30,18 +30,15 @@ def load_arrays(load: Callable[..., Any], file: Any, *args: Any, **kwargs: Any) 
     except mx.base.MXNetError:
         if not archive.is_archive(file):
             raise
-    raise CheckpointError(
-        f"{file} is no file of net.save_parameters; a checkpoint is loaded by gp.checkpoint.load({str(file)!r}, net)"
-    )
+    call = f"gp.checkpoint.load({str(file)!r}, net)"
+    raise CheckpointError(f"{file} is no file of net.save_parameters; a checkpoint is loaded by {call}")
 
 
 def load_states(load: Callable[..., None], trainer: mx.gluon.Trainer, fname: Any) -> None:
     """``gluon.Trainer.load_states``; says how a checkpoint is loaded."""
     if archive.is_archive(fname):
-        raise CheckpointError(
-            f"{fname} is no file of trainer.save_states; a checkpoint is loaded by "
-            f"gp.checkpoint.load({str(fname)!r}, net, trainer)"
-        )
+        call = f"gp.checkpoint.load({str(fname)!r}, net, trainer)"
+        raise CheckpointError(f"{fname} is no file of trainer.save_states; a checkpoint is loaded by {call}")
     load(trainer, fname)
 
 
@@ -85,36 +82,35 @@ def save(
     """
     store = contract(getattr(trainer, "_kvstore", None))
 
-    def written() -> Path:
-        written = write(Path(path), net, trainer, own, writes=store.rank == 0)
+    def save() -> Path:
+        write(Path(path), net, trainer, own, writes=store.rank == 0)
         if survives(store):  # so that another process writes if this one is lost meanwhile
             gather(store, "gp.checkpoint.save()", np.zeros(1))
-        return written
+        return Path(path)
 
     try:
-        return together(store, written)
+        return together(store, save)
     except NotFinite as error:
         stays = "the one from before is as it was" if Path(path).exists() else "there is none from before"
         raise NotFinite(f"{error}; {stays}") from error
 
 
 def write(path: Path, net: Optional[mx.gluon.Block], trainer: Optional[mx.gluon.Trainer], own: Mapping[str, Any],
-          loop: Optional[dict[str, Any]] = None, writes: bool = True) -> Path:  # fmt: skip
+          loop: Optional[dict[str, Any]] = None, writes: bool = True) -> None:  # fmt: skip
     """As :func:`save`, also without a net, with the position of a :class:`.Loop`, and only if this process `writes`."""
     objects = {name: value.state() for name, value in own.items() if isinstance(value, Stateful)}
     values, arrays = _split({name: value for name, value in own.items() if name not in objects})
-    for name, held in objects.items():
-        arrays.update({f"{_OBJECTS}{name}/{key}": array for key, array in held.arrays.items()})
-    facts = {"own": values, "objects": {name: held.facts for name, held in objects.items()}}
+    for name, content in objects.items():
+        arrays.update({f"{_OBJECTS}{name}/{key}": array for key, array in content.arrays.items()})
+    facts = {"own": values, "objects": {name: content.facts for name, content in objects.items()}}
     saved = Archive({}, {}) if net is None else state(net, trainer, keeps_optimizer=writes)
     if not writes:
-        return path
+        return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         archive.write(path, {**saved.arrays, **arrays}, {"state": saved.facts, **facts, "loop": loop})
     except OSError as error:
         raise OutputUnavailable(f"checkpoint {path} cannot be written: {error.strerror or error}") from error
-    return path
 
 
 def load(
@@ -140,15 +136,13 @@ def load(
     return put(read(Path(path), store_of(trainer)), net, trainer, objects, str(path))
 
 
-def put(held: Archive, net: Optional[mx.gluon.Block], trainer: Optional[mx.gluon.Trainer],
+def put(content: Archive, net: Optional[mx.gluon.Block], trainer: Optional[mx.gluon.Trainer],
         objects: Mapping[str, Stateful], path: str) -> dict[str, Any]:  # fmt: skip
     """As :func:`load`, from the content of the file at `path`."""
-    arrays, facts = held
+    arrays, facts = content
     if "state" not in facts:
-        raise CheckpointError(
-            f"{path} holds no state of a net and its trainer, but {', '.join(facts) or 'nothing'}; "
-            "read it with gp.archive.read"
-        )
+        there = ", ".join(facts) or "nothing"
+        raise CheckpointError(f"{path} holds {there}, no state of a net and its trainer; read it with gp.archive.read")
     own = {"epoch": facts["loop"]["epoch"], **facts["own"]} if facts.get("loop") else dict(facts.get("own", {}))
     own.update({name[len(_OWN) :]: array for name, array in arrays.items() if name.startswith(_OWN)})
     states = {name: _state_of(name, value, arrays, facts, path) for name, value in objects.items()}
@@ -161,17 +155,15 @@ def put(held: Archive, net: Optional[mx.gluon.Block], trainer: Optional[mx.gluon
 
 def _state_of(name: str, value: Any, arrays: dict[str, np.ndarray], facts: dict[str, Any], path: Any) -> Archive:
     """The state of one of the objects that were saved."""
-    held = facts.get("objects", {})
+    saved, kind = facts.get("objects", {}), type(value).__name__
     if not isinstance(value, Stateful):
-        raise CheckpointError(
-            f"{name}: got a {type(value).__name__}, expected an object such as gp.ExponentialMovingAverage"
-        )
-    if name not in held:
-        there = f"those that it has: {', '.join(held)}" if held else "it has no such objects"
+        raise CheckpointError(f"{name}: got a {kind}, expected an object such as gp.ExponentialMovingAverage")
+    if name not in saved:
+        there = f"those that it has: {', '.join(saved)}" if saved else "it has no such objects"
         raise CheckpointError(f"{path} holds no {name!r} ({there}). Leave it out to load the rest")
     prefix = f"{_OBJECTS}{name}/"
     own = {key[len(prefix) :]: array for key, array in arrays.items() if key.startswith(prefix)}
-    return Archive(own, held[name])
+    return Archive(own, saved[name])
 
 
 def read(path: Path, store: Any, may_be_missing: bool = False) -> Any:
@@ -194,10 +186,8 @@ def _read(path: Path, store: Any, may_be_missing: bool) -> Any:
     if failure is not None:
         raise failure
     if others := [rank for rank, one in enumerate(digests) if one != digest]:
-        raise CheckpointError(
-            f"{path} is another file for process {', '.join(map(str, others))}, or none; put it into a folder that all "
-            "hosts share"
-        )
+        names = ", ".join(map(str, others))
+        raise CheckpointError(f"{path} is another file for process {names}, or none; put it where all hosts find it")
     return found
 
 
@@ -211,8 +201,6 @@ def _split(own: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         try:
             values[name] = json.loads(json.dumps(value.item() if isinstance(value, np.generic) else value))
         except (TypeError, ValueError) as error:
-            raise CheckpointError(
-                f"the value {name}={value!r} cannot be saved: {error}. Wanted numbers, words, lists and dicts of them, "
-                "or arrays"
-            ) from error
+            wanted = "wanted numbers, words, lists and dicts of them, or arrays"
+            raise CheckpointError(f"the value {name}={value!r} cannot be saved: {error}; {wanted}") from error
     return values, arrays

@@ -21,30 +21,26 @@ def keeps_parts(trainer: mx.gluon.Trainer) -> bool:
 def state_of_hook(trainer: mx.gluon.Trainer, names: list[str]) -> dict[str, np.ndarray]:
     """What is kept for the gradients of later updates, by all processes; all call it.
 
-    Args:
-        names: of the trainer's parameters.
-
-    Returns:
-        {"hook/errors/NAME": (num_workers, ...), "hook/shared/NAME": array} of a hook, or {"hook/residuals/NAME":
-        (num_workers, n)} of the store; nothing where nothing is kept.
+    Returns {"hook/errors/NAME": (num_workers, ...), "hook/shared/NAME": array} of a hook, {"hook/residuals/NAME":
+    (num_workers, n)} of the store, or {}; `names` are those of the trainer's parameters.
     """
     hook, store = _hook_of(trainer), trainer._kvstore
     if hook is not None:
-        kept = {_ERRORS + names[number]: error for number, error in sorted(hook.errors.items())}
+        own = {_ERRORS + names[number]: error for number, error in sorted(hook.errors.items())}
         found = {_SHARED + names[number]: array.asnumpy() for number, array in hook.shared.items()}
     else:
         residuals = store.residuals() if isinstance(store, MPI) else {}
-        kept = {_RESIDUALS + names[key]: _copy(residuals[key]) for key in range(len(names)) if key in residuals}
+        own = {_RESIDUALS + names[key]: _copy(residuals[key]) for key in range(len(names)) if key in residuals}
         found = {}
-    for key, own in kept.items():
-        rows = mx.nd.empty((store.num_workers, *own.shape), dtype=own.dtype)
-        store.allgather(key, own, rows)
+    for key, array in own.items():
+        rows = mx.nd.empty((store.num_workers, *array.shape), dtype=array.dtype)
+        store.allgather(key, array, rows)
         found[key] = rows.asnumpy()
     return found
 
 
 def restore_hook(archive: Archive, trainer: mx.gluon.Trainer, names: list[str]) -> None:
-    """Put what :func:`state_of_hook` returned back, into the hook that the trainer has or will get, or into its store.
+    """Put what :func:`state_of_hook` returned back into the trainer's hook, the one that it will get, or its store.
 
     What the processes have left out counts by its sum: other processes than there were take equal parts of it.
     """

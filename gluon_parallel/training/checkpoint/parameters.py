@@ -8,20 +8,13 @@ from ...errors import CheckpointError
 
 
 def parameters_of(net: mx.gluon.Block, may_be_deferred: bool = False) -> dict[str, mx.gluon.Parameter]:
-    """The parameters of a net by their place in it; CheckpointError: one has no values yet.
-
-    With `may_be_deferred`, initialized ones that only wait for their shapes are no error.
-    """
+    """The parameters of a net by their place in it; CheckpointError: one has no values, or only waits for its shape."""
     if not isinstance(net, mx.gluon.Block):
         raise CheckpointError(f"net: got a {type(net).__name__}, expected a Gluon block; the order is (net, trainer)")
     parameters = net._collect_params_with_prefix()
     for name, parameter in parameters.items():
         if parameter._data is None and not (may_be_deferred and parameter._deferred_init):
-            rest = (
-                " before loading"
-                if may_be_deferred
-                else (", and state every layer's in_channels (or run one batch) before saving")
-            )
+            rest = " before loading" if may_be_deferred else ", and run one batch (or state in_channels) before saving"
             raise CheckpointError(
                 f"parameter {name} of {type(net).__name__} has no values yet: call net.initialize(...){rest}"
             )
@@ -29,14 +22,7 @@ def parameters_of(net: mx.gluon.Block, may_be_deferred: bool = False) -> dict[st
 
 
 def shape_with(parameter: mx.gluon.Parameter, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a parameter; if it waits for it, and `shape` fits what is known, then that.
-
-    Example:
-        >>> weight = mx.gluon.Parameter("weight", shape=(3, 0), allow_deferred_init=True)
-        >>> weight.initialize()
-        >>> shape_with(weight, (3, 5)), shape_with(weight, (4, 5))
-        ((3, 5), (3, 0))
-    """
+    """The shape of a parameter; if it waits for it, and `shape` fits what is known, then that."""
     known = shape if parameter.shape is None else parameter.shape
     fits = len(known) == len(shape) and all(one in (two, 0, -1) for one, two in zip(known, shape))
     return shape if parameter._deferred_init and fits else known

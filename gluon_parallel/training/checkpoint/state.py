@@ -1,9 +1,8 @@
 """The state of a net and its trainer as named arrays, which load on any number of devices.
 
-What is *made* by the script stays the script's: the architecture, the kind of optimizer, its momentum or weight decay.
-What *training* changed is state: weights, running statistics, the optimizer's arrays, its update counts, the learning
-rate and its scheduler. Parameters go by their place in the net (``features.0.weight``), not by MXNet's numbered
-prefixes, so a second net of the same architecture in one process can load them.
+State is what *training* changed: weights, running statistics, the optimizer's arrays, its update counts, the learning
+rate and its scheduler; not what the script *made*: the architecture, the kind of optimizer, its momentum. Parameters go
+by their place in the net (``features.0.weight``), not by MXNet's numbered prefixes.
 """
 
 import inspect
@@ -26,31 +25,20 @@ from .hook_state import keeps_parts, restore_hook, state_of_hook
 from .parameters import copies_by_name, copies_for, named_copies, parameters_of, shape_with
 
 
-def scalars(thing: Any) -> dict[str, Any]:
+def _scalars(thing: Any) -> dict[str, Any]:
     """The attributes that are numbers or None."""
     return {key: value for key, value in vars(thing).items() if type(value) in (int, float, type(None))}
 
 
-def schedule_values(schedule: Any) -> dict[str, Any]:
-    """The numbers of a learning rate schedule, and by name those of a schedule that it holds."""
-    held = {key: one for key, one in vars(schedule).items() if isinstance(one, mx.lr_scheduler.LRScheduler)}
-    return {**scalars(schedule), **{key: schedule_values(one) for key, one in held.items()}}
-
-
-def set_schedule_values(schedule: Any, values: dict[str, Any]) -> None:
-    """Put back what :func:`schedule_values` returned."""
-    for key, value in values.items():
-        if isinstance(value, dict):
-            set_schedule_values(vars(schedule)[key], value)
-        else:
-            vars(schedule)[key] = value
-
-
-def schedule_fits(schedule: Any, values: dict[str, Any]) -> bool:
-    """Whether the schedule has everything that :func:`set_schedule_values` would set."""
-    own = vars(schedule) if isinstance(schedule, mx.lr_scheduler.LRScheduler) else {}
-    fits = [schedule_fits(own[key], value) for key, value in values.items() if key in own and isinstance(value, dict)]
-    return set(values) <= set(own) and all(fits)
+def _places(schedule: Any, prefix: str = "") -> dict[str, tuple[dict[str, Any], str]]:
+    """Where the numbers of a learning rate schedule are, and of schedules in it: by name, attributes and a key."""
+    if schedule is None:
+        return {}
+    found = {prefix + key: (vars(schedule), key) for key in _scalars(schedule)}
+    for key, value in vars(schedule).items():
+        if isinstance(value, mx.lr_scheduler.LRScheduler):
+            found.update(_places(value, f"{prefix}{key}."))
+    return found
 
 
 # Set by an environment variable or by MXNet's mode, not by training.
@@ -60,7 +48,7 @@ _NOT_STATE = ("aggregate_num", "allow_np_array")
 def _running_values(optimizer: Any) -> dict[str, Any]:
     """The numbers that an optimizer changes while it works: those that are not arguments of its constructor."""
     values = {
-        key: value for key, value in scalars(optimizer).items() if key not in {*_arguments(optimizer), *_NOT_STATE}
+        key: value for key, value in _scalars(optimizer).items() if key not in {*_arguments(optimizer), *_NOT_STATE}
     }
     return {**values, "lr": optimizer.lr}  # Trainer.set_learning_rate changes it
 
@@ -88,7 +76,7 @@ def _flatten(state: Any, name: str = "optimizer") -> dict[str, mx.nd.NDArray]:
     if isinstance(state, mx.nd.NDArray):
         return {name: state}
     parts = state.items() if isinstance(state, dict) else enumerate(state)
-    return {key: array for part, held in parts for key, array in _flatten(held, f"{name}/{part}").items()}
+    return {key: array for part, inner in parts for key, array in _flatten(inner, f"{name}/{part}").items()}
 
 
 def _names(net: mx.gluon.Block, trainer: mx.gluon.Trainer) -> list[str]:
@@ -175,16 +163,16 @@ def state(net: mx.gluon.Block, trainer: Optional[mx.gluon.Trainer] = None, keeps
     facts: dict[str, Any] = {"net": type(net).__name__}
     if trainer is not None:
         optimizer, names, stateful = trainer.optimizer, _names(net, trainer), []
-        if elsewhere := _not_saved(optimizer):
+        schedule, places = optimizer.lr_scheduler, _places(optimizer.lr_scheduler)
+        if unsaved := _not_saved(optimizer):
             raise CheckpointError(
-                f"{type(optimizer).__name__} keeps arrays or a list of numbers in its attribute {elsewhere[0]!r}: "
-                "a checkpoint does not take them; return arrays from create_state, keep single numbers as attributes, "
-                "use another optimizer, or save the net alone"
+                f"{type(optimizer).__name__} keeps arrays or a list of numbers in its attribute {unsaved[0]!r}, which "
+                "no checkpoint takes: return arrays from create_state, keep single numbers, or save the net alone"
             )
-        for index, held in _states(trainer):
+        for index, whole in _states(trainer):
             stateful.append(names[index])
             if keeps_optimizer:
-                named = _flatten({names[index]: held})
+                named = _flatten({names[index]: whole})
                 arrays.update({key: array.asnumpy() for key, array in named.items()})
         arrays.update(state_of_hook(trainer, names))
         facts["optimizer"] = {
@@ -192,10 +180,10 @@ def state(net: mx.gluon.Block, trainer: Optional[mx.gluon.Trainer] = None, keeps
             "values": _running_values(optimizer),
             "counts": {names[index]: count for index, count in counts_of(optimizer).items()},
             "stateful": stateful,
-            "scheduler": schedule_values(optimizer.lr_scheduler) if optimizer.lr_scheduler else None,
+            "scheduler": None if schedule is None else {name: values[key] for name, (values, key) in places.items()},
         }
         scaler = getattr(trainer, "_amp_loss_scaler", None)  # of mixed precision
-        facts["optimizer"]["loss_scaler"] = None if scaler is None else scalars(scaler)
+        facts["optimizer"]["loss_scaler"] = None if scaler is None else _scalars(scaler)
     return Archive(arrays, facts)
 
 
@@ -224,7 +212,7 @@ def restore(
         )
     parameters = parameters_of(net, may_be_deferred=True)
     copies = copies_by_name(archive)
-    shapes = {name: held[0].shape for name, held in copies.items()}
+    shapes = {name: values[0].shape for name, values in copies.items()}
     refuse_differences(
         {name: described(each, shape_with(each, shapes.get(name, ()))) for name, each in parameters.items()},
         copies,
@@ -237,16 +225,16 @@ def restore(
             parameter._finish_deferred_init()
     fill = _prepare_optimizer(archive, net, trainer, source) if trainer is not None else None
 
-    for name, held in copies.items():
-        if len(held) == 1:
-            _set_data(parameters[name], held[0])
+    for name, values in copies.items():
+        if len(values) == 1:
+            _set_data(parameters[name], values[0])
     if fill is not None:
         fill()
     # Last: a trainer that starts hands the first device's copy to all others.
-    for name, held in copies.items():
-        if len(held) > 1:
+    for name, values in copies.items():
+        if len(values) > 1:
             here = parameters[name].list_data()
-            for data, copy in zip(here, copies_for(len(here), held)):
+            for data, copy in zip(here, copies_for(len(here), values)):
                 as_legacy(data)[:] = mx.nd.array(copy, dtype=copy.dtype)
 
 
@@ -258,8 +246,8 @@ def _prepare_optimizer(archive: Archive, net: mx.gluon.Block, trainer: mx.gluon.
         raise CheckpointError(f"{source} holds parameters alone, no optimizer. {remedy}")
     if saved["name"] != type(optimizer).__name__:
         raise CheckpointError(f"{source} was trained by {saved['name']}, not by {type(optimizer).__name__}. {remedy}")
-    schedule = optimizer.lr_scheduler
-    if schedule is not None and saved["scheduler"] is not None and not schedule_fits(schedule, saved["scheduler"]):
+    schedule, rates = optimizer.lr_scheduler, saved["scheduler"] or {}
+    if schedule is not None and not rates.keys() <= _places(schedule).keys():
         raise CheckpointError(
             f"{source} was trained with another kind of learning rate schedule than {type(schedule).__name__}. {remedy}"
         )
@@ -275,14 +263,14 @@ def _prepare_optimizer(archive: Archive, net: mx.gluon.Block, trainer: mx.gluon.
         shards.divide(index_of[name] for name in saved["stateful"])
 
     def make(name: str, device: mx.Context, part: Optional[tuple[int, int]] = None) -> Any:
-        weight = as_legacy(trainer._params[index_of[name]].data(device))  # as MXNet's updaters do
+        weight = as_legacy(trainer._params[index_of[name]].data(device))
         return optimizer.create_state_multi_precision(index_of[name], part_of(weight, *(part or (0, weight.size))))
 
     wanted: dict[str, str] = {}
     for name in saved["stateful"]:  # one at a time: whole, all together may not fit into memory
         wanted.update({key: described(array) for key, array in _flatten({name: make(name, devices[0])}).items()})
-    held = {key: [array] for key, array in archive.arrays.items() if key.startswith("optimizer/")}
-    refuse_differences(wanted, held, f"{source} has another kind of optimizer state", remedy)
+    found = {key: [array] for key, array in archive.arrays.items() if key.startswith("optimizer/")}
+    refuse_differences(wanted, found, f"{source} has another kind of optimizer state", remedy)
 
     def made_for(place: int) -> Iterator[tuple[str, Any]]:
         """(name, state) of what this device keeps."""
@@ -310,8 +298,8 @@ def _prepare_optimizer(archive: Archive, net: mx.gluon.Block, trainer: mx.gluon.
             running = updater.optimizer
             vars(running).update(saved["values"])
             running._all_index_update_counts = {0: dict(counts)}  # the next update gives them to all devices
-            if running.lr_scheduler is not None and saved["scheduler"] is not None:
-                set_schedule_values(running.lr_scheduler, saved["scheduler"])
+            for name, (values, key) in _places(running.lr_scheduler).items():
+                values[key] = rates.get(name, values[key])
         restore_hook(archive, trainer, names)
         LossScaling(trainer)  # with float16 this makes the scale now; a pipeline would at its first step
         scaler = getattr(trainer, "_amp_loss_scaler", None)

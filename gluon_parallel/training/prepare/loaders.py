@@ -25,15 +25,13 @@ _ROLLOVER = "last_batch='rollover', of which an epoch leaves samples over for th
 class LoaderShard:
     """The part of one process of every batch of a loader; each pass takes the next epoch's order.
 
-    Only of a batch that has fewer samples than there are processes, the part of some is empty: arrays of no rows, with
-    which ``Training.step`` takes part without samples. `order` chooses the samples.
+    Of a batch with fewer samples than processes, the part of some is empty: arrays of no rows.
     """
 
     def __init__(self, loader: Any, order: Any) -> None:
         self._loader, self._order = loader, order
         self.between = self.at_end = lambda: None  # called between two batches of a pass, and at its end
-        # Called with the number of a batch before it is read, where a pass begins in the middle and batches before are
-        # read too: what they draw is to be what it was.
+        # Called with the number of a batch before it is read, where a pass begins in the middle and reads those before.
         self.reseed: Callable[[int], None] = lambda number: None
         self.set_epoch(0)
 
@@ -89,24 +87,16 @@ class LoaderShard:
 
 
 class _Pass:
-    """A pass over the batches of one epoch, which can go back.
-
-    Args:
-        loader, order, reseed: as of :class:`LoaderShard`.
-        epoch, start: the epoch, and how many of its batches have been seen already.
-
-    Attributes:
-        epoch, number: how many of that epoch's batches have been yielded.
-        batch: the last one.
-    """
+    """A pass over the batches of an epoch from number `start` on, which can go back; it keeps the last one."""
 
     def __init__(self, loader: Any, order: Any, epoch: int, start: int, reseed: Callable[[int], None]) -> None:
-        self._loader, self._order, self._reseed, self.epoch, self.batch = loader, order, reseed, epoch, None
+        self.epoch, self.batch = epoch, None
+        self._read_from = lambda number: _read(loader, order, epoch, number, reseed)
         self.go_to(start)
 
     def go_to(self, number: int) -> None:
         """Read on from the batch of that number."""
-        self.number, self._batches = number, _read(self._loader, self._order, self.epoch, number, self._reseed)
+        self.number, self._batches = number, self._read_from(number)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -135,8 +125,8 @@ def _read(loader: Any, order: Any, epoch: int, start: int, reseed: Callable[[int
 def shard_loader(loader: Any, rank: int, num_workers: int, seed: int) -> Any:
     """The part of process `rank` of a loader, itself if it is one; TypeError: it cannot be divided.
 
-    A ``gluon.data.DataLoader`` reads that part from then on, in an order that follows from `seed` if it is shuffled.
-    Others have ``shard(rank, num_workers)``, as ``gp.datasets.batches``. One process takes any iterable.
+    A ``gluon.data.DataLoader`` reads that part from then on. Others have ``shard(rank, num_workers)``, as
+    ``gp.datasets.batches``. One process takes any iterable.
     """
     if isinstance(loader, LoaderShard):
         return loader
@@ -150,9 +140,8 @@ def shard_loader(loader: Any, rank: int, num_workers: int, seed: int) -> Any:
         if order is not None:
             if loader._worker_pool is not None and loader._thread_pool and rank == 0 and _draws(loader):
                 LOG.warning(
-                    "gluon_parallel: a DataLoader with thread_pool=True draws random numbers of NumPy or Python, whose "
-                    "generators its threads share with each other and with the steps, so another run draws others. "
-                    "Leave thread_pool=True out: what worker processes (num_workers=...) draw is repeated"
+                    "gluon_parallel: threads of a DataLoader with thread_pool=True draw from NumPy's or Python's one "
+                    "generator, so another run draws others. Leave thread_pool=True out: processes repeat their draws"
                 )
             loader._batch_sampler = _Numbered(order, seed, sampler)  # its worker processes know the data set alone
             loader.auto_reload = False  # it would read the next pass ahead in the order of this one
@@ -167,11 +156,9 @@ def shard_loader(loader: Any, rank: int, num_workers: int, seed: int) -> Any:
         own = f"a {type(getattr(sampler, '_sampler', sampler)).__name__} of its own"
         kind += f" with {_ROLLOVER if _is_rollover(sampler) else own}"
     raise TypeError(
-        f"cannot divide a {kind} among {num_workers} processes. Pass a DataLoader(data, batch_size, "
-        "shuffle=...), whose last_batch is 'keep' or 'discard', or gp.datasets.batches; or let each process read its "
-        "own part, and leave the loader out: "
-        "gp.sampler.BatchSampler(..., rank=training.rank, num_workers=training.store.num_workers), and "
-        "gp.sampler.join(batches, training.store) where the parts differ in length"
+        f"cannot divide a {kind} among {num_workers} processes. Pass a DataLoader(data, batch_size, shuffle=...) whose "
+        "last_batch is 'keep' or 'discard', or gp.datasets.batches; or leave it out and let each process read its "
+        "part, by gp.sampler.BatchSampler(..., rank=..., num_workers=...), and gp.sampler.join for parts of two lengths"
     )
 
 
@@ -236,9 +223,9 @@ def _draws(loader: Any) -> bool:
     with contextlib.suppress(Exception):  # which comes again when it is read
         loader._batchify_fn([loader._dataset[0]])
     drawn = states() != before
-    own, numpys = pickle.loads(before)
-    random.setstate(own)
-    np.random.set_state(numpys)  # noqa: NPY002
+    of_python, of_numpy = pickle.loads(before)
+    random.setstate(of_python)
+    np.random.set_state(of_numpy)  # noqa: NPY002
     return drawn
 
 

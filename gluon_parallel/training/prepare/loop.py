@@ -22,9 +22,9 @@ from .. import stopping
 from ..checkpoint.state import is_divided
 from ..run import BEST, Run
 from ..seeding import reseed
-from . import position
+from . import progress
 from .loaders import shard_loader
-from .losses import Losses
+from .progress import Losses
 
 
 class Loop:
@@ -71,8 +71,8 @@ class Loop:
         self.loaders = [shard_loader(loader, self.rank, self.store.num_workers, seed) for loader in loaders]
         if self.run and any(loader.is_rollover for loader in self.loaders):
             raise TypeError(
-                "a run continues from its checkpoints, but what a DataLoader with last_batch='rollover' keeps for its "
-                "next pass is in none of them. Write last_batch='keep' or 'discard', or leave out the run"
+                "run: what a DataLoader with last_batch='rollover' keeps for its next pass is in none of its "
+                "checkpoints. Write last_batch='keep' or 'discard', or leave out the run"
             )
         if self.loaders:
             self.loaders[0].between, self.loaders[0].at_end = self._between_steps, self._settle
@@ -81,7 +81,7 @@ class Loop:
         self.epoch = self.step_in_epoch = self.num_steps = self.best_epoch = self.epochs_since_best = 0
         self.best: Optional[float] = None
         self._seed, self._accumulate = seed, accumulate
-        self._objects, self._arrays = position.sort_saved(saved)
+        self._objects, self._arrays = progress.sort_saved(saved)
         # Those that go on without lost processes stop together only where each has a part of what is saved.
         self._only_main_stops = kvstore.survives(self.store) and (trainer is None or not is_divided(trainer))
         meets = self._meeting.num_workers > 1 and not self._only_main_stops
@@ -91,7 +91,8 @@ class Loop:
         self._bar = tqdm(disable=True)
         self._losses = Losses(self._refuse)
         if self.run:
-            self._resume()
+            with collective("gp.prepare()"):
+                progress.resume(self)
         self.run.begin(self.is_main)
         if self.run and kvstore.survives(self.store):  # another process may have to write there
             self.run.share(kvstore.together(self.store, self._folder_of_run))
@@ -143,10 +144,8 @@ class Loop:
                 if self.epoch == epoch:
                     self.end_epoch()
                 if patience == self.epoch and self.best is None and not self.epochs_since_best and self.is_main:
-                    LOG.warning(
-                        f"gluon_parallel: patience={patience}: no epoch has had a score, so none can be better; call "
-                        "end_epoch(score=...)"
-                    )
+                    said = f"patience={patience}: no epoch has had a score; call end_epoch(score=...)"
+                    LOG.warning(f"gluon_parallel: {said}")
         if self.epoch < num:
             self.print(f"no better score in {self.epochs_since_best} epochs; the best one is {self.best}")
         self.run.begin(self.is_main)
@@ -247,8 +246,8 @@ class Loop:
         loss, rate, parts = self._mean_losses()
         if self.loaders and math.isnan(loss):
             raise BatchMismatch(
-                f"epoch {self.epoch + 1} had no step with samples: the loader yielded no batch (a generator is used up "
-                "after one pass; hand over a list or a DataLoader), or training.step was not called"
+                f"epoch {self.epoch + 1} had no step with samples: the loader yielded no batch, as a generator after "
+                "its first pass (hand over a list or a DataLoader), or training.step was not called"
             )
         parts = {f"loss_{name}": value for name, value in parts.items()}
         self.epoch, self.step_in_epoch = self.epoch + 1, 0
@@ -288,14 +287,9 @@ class Loop:
         self._losses = Losses(self._refuse)
         return loss
 
-    @collective("gp.prepare()")
-    def _resume(self) -> None:
-        """Continue from the run's newest checkpoint, if there is one; every process must see the same file."""
-        position.resume(self)
-
     def _write(self, path: Path) -> None:
         self._settle()
-        position.write(self, path)
+        progress.write(self, path)
 
     def _make_survival(self) -> None:
         """Go on without lost processes from here on; where the steps are the caller's, ``gp.survive`` does it."""
@@ -312,8 +306,7 @@ class Loop:
         step = self.num_steps if number is None else number
         parameters = self.net.collect_params().values() if self.net is not None and step == 0 else ()
         draws_weights = any(parameter._deferred_init for parameter in parameters)  # whose shapes come from this step
-        # Weights are the same ones on all processes, should process 0 be lost before it has sent its own. Epoch 0 is
-        # that of weights that are drawn before.
+        # Weights are the same on all processes, should process 0 be lost before it has sent its own.
         reseed(self._seed + (0 if draws_weights else self.rank), 1, step)
 
     def _reseed_in_epoch(self, number: int) -> None:
@@ -323,9 +316,8 @@ class Loop:
     def _refuse(self, step: int, loss: float) -> None:
         self._bar.close()
         raise NotFinite(
-            f"epoch {self.epoch + 1}, step {step}: the loss is {loss}. {self.run.last()}. "
-            "A smaller learning rate is the usual remedy; the other cause is NaN in the data: "
-            "look for it by np.isfinite(images).all()"
+            f"epoch {self.epoch + 1}, step {step}: the loss is {loss}. {self.run.last()}. A smaller learning rate is "
+            "the usual remedy; the other cause is NaN in the data: look for it by np.isfinite(images).all()"
         )
 
     def _settle(self) -> None:

@@ -18,7 +18,7 @@ def predict(net: Any, loader: Any, devices: list[mx.Context], store: Any) -> Any
     if not isinstance(loader, LoaderShard) and store.num_workers > 1:
         raise TypeError(
             f"predict: the loader is a {type(loader).__name__} that every process reads as a whole; hand it to "
-            "gp.prepare, and predict with what comes back: training, test = gp.prepare(net, loss, trainer, test)"
+            "gp.prepare, and predict with what comes back"
         )
     numbers = loader.numbers() if isinstance(loader, LoaderShard) else None
     has_samples: list[bool] = []  # of each batch: of a small one, the part of some processes is empty
@@ -50,10 +50,8 @@ def _inputs(batch):
     """The net's inputs of a batch (inputs, labels), (inputs,) or inputs, as a tuple."""
     if isinstance(batch, (tuple, list)):
         if len(batch) not in (1, 2):
-            raise ValueError(
-                f"predict: a batch has {len(batch)} parts; expected (inputs, labels), (inputs,) or one array. Several "
-                "inputs are one part: ((a, b, c), labels)"
-            )
+            wanted = "expected (inputs, labels), (inputs,) or one array; several inputs are one part: ((a, b), labels)"
+            raise ValueError(f"predict: a batch has {len(batch)} parts; {wanted}")
         batch = batch[0]
     return as_tuple(batch)
 
@@ -64,14 +62,14 @@ def _checked(outputs, size):
         if not isinstance(leaf, mx.nd.NDArray) or leaf.shape[:1] != (size,):
             kind = f"shape {leaf.shape}" if isinstance(leaf, mx.nd.NDArray) else f"type {type(leaf).__name__}"
             raise BatchMismatch(
-                f"predict: the net's {where} has {kind} for {size} samples; expected an array with one row per sample "
-                "(first axis). Wrap the net in a block that returns only such"
+                f"predict: the net's {where} has {kind} for {size} samples; expected an array with one row per sample: "
+                "wrap the net in a block that returns only such"
             )
     return outputs
 
 
 def _map(function, parts):
-    """`function` of the list of arrays at each place of alike nested outputs, nested like them."""
+    """`function` of the list of arrays at each place of equally nested outputs, nested like them."""
     first = parts[0]
     if isinstance(first, (tuple, list)):
         return type(first)([_map(function, each) for each in zip(*parts)])
@@ -84,9 +82,9 @@ def _whole(arrays, order):
     """One array of those of all batches, its rows in `order`, if any."""
     shapes = {array.shape[1:] for array in arrays}
     if len(shapes) > 1:
+        found = ", ".join(map(str, sorted(shapes)))
         raise BatchMismatch(
-            f"predict: the outputs of a sample have the shapes {', '.join(map(str, sorted(shapes)))} in different "
-            "batches; expected one. Pad inputs, or outputs in the net, to the same length everywhere"
+            f"predict: a sample's outputs have the shapes {found} in different batches; pad them to one"
         )
     rows = np.concatenate(arrays)
     return rows if order is None else rows[order]

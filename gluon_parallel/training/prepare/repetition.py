@@ -25,40 +25,36 @@ class Step(NamedTuple):
 
 
 def note(number: int, arguments: tuple, loaders: Sequence[LoaderShard]) -> Step:
-    """The step of that number with these arguments, without its arrays.
-
-    Raises:
-        BatchMismatch: an array is not one of the batch that a loader has yielded last.
-    """
+    """The step of that number with these arguments, without its arrays, which a loader has to have yielded last."""
     passes = [loader.under_way for loader in loaders if loader.under_way is not None]
-    places = {id(leaf): (one, place) for one in passes for place, leaf in enumerate(arrays_of(one.batch))}
+    places = {id(leaf): (source, place) for source in passes for place, leaf in enumerate(arrays_of(source.batch))}
     arrays = [(where, leaf) for where, leaf in leaves(arguments, "argument ") if _is_array(leaf)]
     strange = [where for where, leaf in arrays if id(leaf) not in places]
     sources = {places[id(leaf)][0] for _, leaf in arrays} if not strange else set()
     if not sources:
         what = f"{strange[0]} is no array of" if strange else "no argument is an array of"
         raise BatchMismatch(
-            f"step: {what} the batch that a loader has yielded last, so it could not be divided anew among the "
-            "processes that are left after a loss. Hand the loader to gp.survive or gp.prepare and the batch to "
-            "the step as it comes from there; transform it in the data set, or inside of gp.survive's step"
+            f"step: {what} the batch that a loader has yielded last, so it cannot be divided anew after a loss. Hand "
+            "the loader to gp.survive or gp.prepare, and the batch to the step as it comes from there; transform it in "
+            "the data set, or inside of gp.survive's step"
         )
-    taken: list[tuple[Any, int]] = []
+    places_in_turn: list[tuple[Any, int]] = []
 
     def left_out(array: Any) -> np.ndarray:
-        taken.append(places[id(array)])
+        places_in_turn.append(places[id(array)])
         return np.empty(0)
 
-    kept = map_arrays(left_out, arguments)
-    return Step(number, {one: one.number - 1 for one in sources}, kept, taken)
+    without_arrays = map_arrays(left_out, arguments)
+    return Step(number, {source: source.number - 1 for source in sources}, without_arrays, places_in_turn)
 
 
 def read(step: Step) -> tuple:
     """The arguments of a step, of the batch as it is divided now."""
-    for one, number in step.sources.items():
-        if one.number != number:
-            one.go_to(number)
-        next(one)
-    arrays = {one: arrays_of(one.batch) for one in step.sources}
+    for source, number in step.sources.items():
+        if source.number != number:
+            source.go_to(number)
+        next(source)
+    arrays = {source: arrays_of(source.batch) for source in step.sources}
     found = (arrays[source][number] for source, number in step.places)
     return map_arrays(lambda _: next(found), step.arguments)
 

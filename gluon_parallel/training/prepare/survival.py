@@ -19,8 +19,7 @@ from ...kvstore import heartbeat
 from ...kvstore.base import Store
 from ...kvstore.collective import gather, gather_objects
 from ...kvstore.contract import contract
-from ...nn.sync_batch_norm.participants import groups_of
-from ...nn.sync_batch_norm.start import drain
+from ...nn.sync_batch_norm.participants import drain, groups_of
 from ...nn.sync_batch_norm.sync_group import all_groups
 from ..checkpoint import restore, state
 from ..checkpoint.state import store_of
@@ -83,11 +82,11 @@ def survive(
 class Survival:
     """A training's steps, which are repeated after a loss; made by :func:`survive`.
 
-    What all processes do together, an update or a call of :meth:`together`, is numbered, and either done everywhere or
-    by none in the end. No process can have done number n + 1 before all have contributed to number n. So when one is
-    lost, those that are left are at most one number apart. Who is behind takes the result from one that has it: of an
-    update, the state of the net and its trainer. If all are equally far, all repeat what was under way, with what the
-    lost process had divided among them. Steps that only accumulate gradients are repeated with the update.
+    What all processes do together, an update or a call of :meth:`together`, is numbered. No process can have done
+    number n + 1 before all have contributed to number n, so those that are left are at most one number apart. Who is
+    behind takes the result from one that has it: of an update, the state of the net and its trainer. If all are equally
+    far, all repeat what was under way, with the lost process's part divided among them. Steps that only accumulate
+    gradients are repeated with the update.
 
     An update is committed when all sums over the processes are there (:meth:`commit`); before, it has changed nothing
     but what :func:`.snapshot` keeps. So no copy of the weights is needed, but in the first step, which sends them.
@@ -124,11 +123,7 @@ class Survival:
             heartbeat.send(heartbeat.GOES_ON)
 
     def __call__(self, *arguments: Any) -> Any:
-        """The step's result.
-
-        Args:
-            arguments: as of the step; arrays are those of the last batch that a loader has yielded.
-        """
+        """The step's result; arrays among its `arguments` are those of the last batch that a loader has yielded."""
         if self._is_inside:
             raise GradientUnavailable("a step of gp.survive is called inside of another one, or of together(...)")
         step = note(self.num_steps, arguments, self._loaders)
@@ -188,8 +183,6 @@ class Survival:
             self._store.check()
         self._has_updated = True
 
-    # ------------------------------------------------------------------
-
     def _read(self, step: Step) -> tuple:
         """The arguments of a step, of the batch as it is divided now."""
         self._reseed(step.number)
@@ -230,18 +223,18 @@ class Survival:
                     if is_step:
                         self._steps.clear()  # as DataParallel forgets what it has accumulated
                     raise
-            taken = self._regroup(is_step)
-            result = result if taken is _NOTHING else taken
+            others_result = self._regroup(is_step)
+            result = result if others_result is _NOTHING else others_result
             work = repeat if result is _NOTHING else functools.partial(self._repeat, self._steps)
             before = functools.partial(self._and_go_back, work)
 
     def _and_go_back(self, work: Callable[[], None]) -> None:
         """``work()`` that reads batches anew, after which the passes go on from where they were."""
-        positions = [(one, one.number) for loader in self._loaders if (one := loader.under_way) is not None]
+        positions = [(each, each.number) for loader in self._loaders if (each := loader.under_way) is not None]
         work()
-        for one, number in positions:
-            if one.number != number:
-                one.go_to(number)
+        for each, number in positions:
+            if each.number != number:
+                each.go_to(number)
 
     def _note_done(self, is_update: bool, result: Any) -> None:
         self._num_done += 1
@@ -291,8 +284,8 @@ class Survival:
 
     def _say(self, where: str, lost: Sequence[int], seconds: float) -> None:
         """One line per loss, in the logs of all processes and on the launcher's terminal."""
-        names, left = ", ".join(map(str, sorted(lost))), self._store.num_workers
-        text = f"lost {where}: process {names}; {left} go on after {seconds:.2f} s"
+        names, num_left = ", ".join(map(str, sorted(lost))), self._store.num_workers
+        text = f"lost {where}: process {names}; {num_left} go on after {seconds:.2f} s"
         if not heartbeat.is_heard():
             LOG.warning(f"gluon_parallel: {text}")
         elif self._store.rank == 0:
@@ -305,22 +298,19 @@ class Survival:
             is_update, result = self._done
             result = None if is_update and self._unfinished is not None else result
             mine = is_update, state(net, trainer) if is_update else None, result
-        is_update, held, result = gather_objects(mine, self._store, "gp.survive()")[source]
+        is_update, archive, result = gather_objects(mine, self._store, "gp.survive()")[source]
         if not is_behind:
             return _NOTHING
         if is_update:
             trainer._kv_initialized, trainer._params_to_init = True, []  # the others have all weights
-            restore(held, net, trainer)
+            restore(archive, net, trainer)
             result = result if self._unfinished is None else self._unfinished()
         self._note_done(is_update, result)
         return result
 
     @property
     def _changing(self) -> list[Any]:
-        """The parameters that a step changes before it is committed.
-
-        The first one changes all, since process 0 sends them; the others the running statistics, each (C,).
-        """
+        """What a step changes before it is committed: the first all parameters, others running statistics (C,)."""
         return self._statistics if self.num_updates else list(self._net.collect_params().values())
 
     @functools.cached_property

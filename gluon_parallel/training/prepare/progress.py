@@ -1,23 +1,79 @@
-"""Position of a loop in a checkpoint: how far it was, its mean loss so far, and what else it saves."""
+"""Progress of a loop, which its checkpoints hold: mean loss so far, counts, positions of its loaders."""
 
+import math
 import operator
+import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 from ...compat import mx
 from ...compat.array_types import as_legacy
 from ...errors import CheckpointError
 from ..checkpoint import files
-from .losses import Losses
+
+LAG = 8  # steps after which a loss is read: the engine works ahead, and one that went wrong is noticed soon
+
+
+class Losses:
+    """The losses of this process's part of an epoch so far.
+
+    Args:
+        refuse: a function of a step and its loss, NaN or infinite, which raises.
+        sums, num_samples: sums of the losses before, by name: "loss" and its parts; over how many samples.
+    """
+
+    def __init__(
+        self, refuse: Callable[[int, float], None], sums: Optional[Mapping[str, float]] = None, num_samples: int = 0
+    ) -> None:
+        self.sums, self.num_samples = dict(sums or {"loss": 0.0}), num_samples
+        self._refuse = refuse
+        self._pending: deque[tuple[int, Any, int, Mapping[str, Any]]] = deque()
+        self._samples_here = 0  # since the clock was started
+        self.start_clock()
+
+    def start_clock(self) -> None:
+        """The time before, such as that of building the net, is none of the steps'."""
+        self._begin = self._end = time.perf_counter()
+
+    @property
+    def rate(self) -> float:
+        """Samples per second, until the last loss that :meth:`settle` has waited for."""
+        return self._samples_here / max(self._end - self._begin, 1e-9)
+
+    def add(self, step: int, loss: Any, num_samples: int, parts: Optional[Mapping[str, Any]] = None) -> None:
+        """Note a step's mean loss, an array of one value, and the mean of each of its parts."""
+        self._samples_here += num_samples
+        self._pending.append((step, loss, num_samples, parts or {}))
+        while len(self._pending) > LAG:
+            self._read_oldest()
+
+    def settle(self) -> None:
+        """Wait for every loss that was added, and read it."""
+        while self._pending:
+            self._read_oldest()
+            self._end = time.perf_counter()
+
+    def so_far(self) -> str:
+        """The mean loss and the samples per second, for a progress bar; empty before the first loss is read."""
+        if not self.num_samples:
+            return ""
+        rate = self._samples_here / (time.perf_counter() - self._begin)
+        return f"loss {self.sums['loss'] / self.num_samples:.4f}, {rate:.0f} samples/s"
+
+    def _read_oldest(self) -> None:
+        step, loss, num_samples, parts = self._pending.popleft()
+        value = loss.asnumpy().item()
+        if not math.isfinite(value):
+            self._refuse(step, value)
+        self.num_samples += num_samples
+        for name, mean in {"loss": value, **{name: part.asnumpy().item() for name, part in parts.items()}}.items():
+            self.sums[name] = self.sums.get(name, 0.0) + mean * num_samples
 
 
 def sort_saved(saved: Optional[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, Sequence[Any]]]:
-    """What a loop was given to save, by name: objects with a state, and arrays, each as a list of its copies.
-
-    Raises:
-        CheckpointError: something is neither.
-    """
+    """What a loop was given to save, by name: objects with a state, and arrays, each as a list of its copies."""
     saved = dict(saved or {})
     objects = {name: value for name, value in saved.items() if isinstance(value, files.Stateful)}
     arrays = {name: value for name, value in saved.items() if name not in objects}
@@ -43,27 +99,23 @@ def write(loop: Any, path: Path) -> None:
 
 
 def resume(loop: Any) -> None:
-    """Continue from the newest checkpoint of the loop's run, if there is one.
-
-    Raises:
-        CheckpointError: it cannot be read, or is of another training.
-    """
+    """Continue from the newest checkpoint of the loop's run, if there is one; CheckpointError: of another training."""
     checkpoints: list[Path] = [loop.run.folder / "epoch-0000.npz", *loop.run.checkpoints()]
     *older, path = checkpoints
     try:
-        held = files.read(path, loop._meeting, may_be_missing=True)
+        found = files.read(path, loop._meeting, may_be_missing=True)
     except CheckpointError as error:
         hint = f". Without it, training continues from the one before, {older[-1]}" if older[1:] else ""
         raise CheckpointError(f"{error}{hint}") from error
-    if held is None:
+    if found is None:
         return
-    there = held.facts.get("loop")
+    there = found.facts.get("loop")
     if there is None or len(there["loaders"]) != len(loop.loaders) or there["seed"] != loop._seed:
         raise CheckpointError(
             f"{path} was not saved by this training: it has another seed or other loaders, or gp.checkpoint.save "
             "wrote it. Name another folder for the run, or load it with gp.checkpoint.load"
         )
-    own = files.put(held, loop.net, loop.trainer, loop._objects, str(path))
+    own = files.put(found, loop.net, loop.trainer, loop._objects, str(path))
     for name, copies in loop._arrays.items():
         if getattr(own.get(name), "shape", None) != copies[0].shape:
             raise CheckpointError(f"{path} has no array {name} of the shape {copies[0].shape}")
