@@ -1,6 +1,7 @@
 """Groups over several hosts, of namespaces or simulated: stores, launcher, profile, flight recorder, parity."""
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -8,7 +9,6 @@ import numpy as np
 import pytest
 from checks_group import Group, checks, each_check
 from hosts import hosts, run_on_hosts, why_none
-from hosts_bytes import bytes_per_step
 from processes import MPIRUN, run_mpi
 from simulated_hosts import NONBLOCKING, VARIABLE
 
@@ -122,11 +122,8 @@ def test_a_group_over_two_hosts_meets_and_ends_together(engine, two_hosts, tmp_p
 @pytest.mark.slow
 def test_the_flight_recorder_tells_what_a_process_on_another_host_has_not_come_to(two_hosts, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT.replace("os.kill(os.getpid(), getattr(signal, sys.argv[1]))", SLEEP))
-    options, folder = (
-        ["--timeout", "30", "--logs", tmp_path / "logs"],
-        {"GLUON_PARALLEL_FLIGHT_RECORDER": str(tmp_path)},
-    )
-    done = two_hosts.launch(1, *options, tmp_path / "script.py", **folder)
+    options = ["--timeout", "30", "--logs", tmp_path / "logs", tmp_path / "script.py"]
+    done = two_hosts.launch(1, *options, GLUON_PARALLEL_FLIGHT_RECORDER=str(tmp_path))
     assert done.returncode == 1 and "waited 30" in done.stderr, done.stdout + done.stderr
     report = (tmp_path / "flight-recorder-rank-0.txt").read_text()
     assert "Process 1 is 1 exchange behind process 0 (sum of key 3" in report, report
@@ -188,15 +185,17 @@ def test_processes_of_two_hosts_train_as_one_device_does(engine, store, toleranc
 @pytest.mark.slow
 @needs_hosts
 @pytest.mark.parametrize(
-    ("several", "compression", "least"),
-    [
-        (2, "none", 4_000_000),
-        (4, "none", 4_000_000),
-        (4, "fp16", 2_000_000),
-    ],
+    ("several", "compression", "least"), [(2, "none", 4_000_000), (4, "none", 4_000_000), (4, "fp16", 2_000_000)]
 )
 def test_several_processes_on_each_host_send_no_more_than_one(several, compression, least, tmp_path):
-    alone, together = (bytes_per_step(num, tmp_path / str(num), compression) for num in (1, several))
+    sent = []
+    for num in (1, several):
+        with hosts(2) as made:
+            program = Path(__file__).with_name("support") / "hosts_bytes.py"
+            done = made.launch(num, "--logs", tmp_path / str(num), program, compression)
+        assert done.returncode == 0, done.stdout + done.stderr
+        sent += map(float, re.findall("bytes per step (.+)", done.stdout))
+    alone, together = sent
     assert least <= alone and together <= 1.1 * alone
 
 

@@ -1,5 +1,6 @@
 """Exchanges between processes, with threads for processes and a communicator between them for MPI."""
 
+import argparse
 import collections
 import ctypes
 import functools
@@ -17,28 +18,26 @@ from batch_norm_reference import in_parallel
 
 import gluon_parallel as gp
 from gluon_parallel import native
-from gluon_parallel.allreduce import sum_rows
 from gluon_parallel.engine import failures
 from gluon_parallel.kvstore.mpi import lost_workers, operations, progress_engine
-from gluon_parallel.kvstore.mpi.compression import compressor
 from gluon_parallel.kvstore.mpi.operations import allreduce
 from gluon_parallel.kvstore.mpi.progress_engine import ProgressEngine
+from gluon_parallel.kvstore.mpi.python_sums import compressor
 from gluon_parallel.kvstore.mpi.shared_memory.memory import SharedMemory
-from gluon_parallel.kvstore.mpi.shared_memory.rows import Rows
-from gluon_parallel.kvstore.mpi.shared_memory.sums import Pushes
+from gluon_parallel.kvstore.mpi.shared_memory.sums import KeySums, Pushes
 from gluon_parallel.kvstore.mpi.transport import MPI_LOCK
-from gluon_parallel.native.mutex import new_mutex
+from gluon_parallel.native import new_mutex
 from gluon_parallel.native.records import C, address_of
 from mxnet import nd
 
 
-@pytest.fixture(params=["persistent", "nonblocking"])
-def engines(request, monkeypatch):
+@pytest.fixture
+def engines(monkeypatch):
     """Makes the progress engines of so many processes; they part at the end."""
     made = []
-    monkeypatch.setattr(progress_engine, "has_persistent", lambda: request.param == "persistent")
 
-    def make(num, timeout=60.0):
+    def make(num, timeout=60.0, persistent=True):
+        monkeypatch.setattr(progress_engine, "has_persistent", lambda: persistent)
         world = threads_for_processes.World(num)
         made.extend(ProgressEngine(threads_for_processes.Comm(world, rank), timeout) for rank in range(num))
         for progress in made:
@@ -50,43 +49,49 @@ def engines(request, monkeypatch):
     in_parallel([functools.partial(progress.close, limit=1.0) for progress in made])
 
 
-def summed(progress, key, ends, vector, signature=b"f"):
-    """Sum once."""
-    allreduce(progress.everyone, key, signature, vector).call(lambda: None, ends)
-
-
 class Ends:
     """Collects how exchanges end."""
 
     def __init__(self):
         self.errors = queue.Queue()
 
-    def __call__(self, error):
-        self.errors.put(error)
-
     def wait(self, num=1):
         return [self.errors.get(timeout=60) for _ in range(num)]
 
+    def sum(self, progress, key, vector=None):
+        """Sum once."""
+        vector = np.ones(2) if vector is None else vector
+        self.call(allreduce(progress.everyone, key, b"f", vector))
 
-@pytest.mark.parametrize("num", [1, 2, 3, 5, 8])
-def test_keys_in_any_order_and_repeated_meet_by_key(engines, rng, num):
-    group, ends = engines(num), Ends()
+    def call(self, *operations):
+        for operation in operations:
+            operation.call(lambda: None, self.errors.put)
+
+
+@pytest.mark.parametrize(("num", "persistent"), [(1, True), (2, True), (3, True), (5, True), (8, True), (3, False)])
+def test_keys_in_any_order_and_repeated_meet_by_key(engines, rng, num, persistent):
+    """Also where MPI has no persistent operations, and by another operation each time."""
+    group, ends = engines(num, persistent=persistent), Ends()
     keys = [f"0s:{number % 7}".encode() for number in range(70)]  # each ten times
     values = rng.standard_normal((num, len(keys), 50))
     results = np.empty_like(values)
     for progress in group:
+
+        def made(key, progress=progress):
+            array = np.empty(50)
+            return array, allreduce(progress.everyone, key, b"float64 (50,)", array)
+
         # Every key's exchanges keep their order; beyond that each process has an order of its own.
         left = {key: [index for index, one in enumerate(keys) if one == key] for key in set(keys)}
-        arrays = {key: np.empty(50) for key in left}
-        sums = {key: allreduce(progress.everyone, key, b"float64 (50,)", array) for key, array in arrays.items()}
+        known = {key: made(key) for key in left}
         for key in map(bytes, rng.permutation(keys)):
-            index = left[key].pop(0)
+            index, (array, summing) = left[key].pop(0), known[key] if persistent else made(key)
 
-            def finish(error, key=key, index=index, arrays=arrays, rank=progress.rank):
-                results[rank, index] = arrays[key]
-                ends(error)
+            def finish(error, index=index, array=array, rank=progress.rank):
+                results[rank, index] = array
+                ends.errors.put(error)
 
-            sums[key].call(functools.partial(np.copyto, arrays[key], values[progress.rank, index]), finish)
+            summing.call(functools.partial(np.copyto, array, values[progress.rank, index]), finish)
     assert ends.wait(num * len(keys)) == [None] * (num * len(keys))
     assert np.allclose(results, values.sum(axis=0))
 
@@ -97,7 +102,7 @@ def test_waiting_exchanges_go_on_while_others_are_under_way(engines):
     totals = numbers.sum(axis=0)
 
     def process(progress):
-        summed(progress, b"0s:large", ends, numbers[progress.rank])
+        ends.sum(progress, b"0s:large", numbers[progress.rank])
         return [progress.gather(b"0g:small", b"g", np.array([progress.rank * 1000 + number])).ravel().tolist()
                 for number in range(100)]  # fmt: skip
 
@@ -114,11 +119,9 @@ def test_a_missing_process_is_named_with_the_key_on_all_others_and_nothing_works
     group, ends = engines(3), Ends()
     sums = [allreduce(progress.everyone, b"0s:weight", b"f", np.ones(4)) for progress in group]
     if agreed:
-        for operation in sums:
-            operation.call(lambda: None, ends)
+        ends.call(*sums)
         assert ends.wait(3) == [None] * 3
-    for operation in sums[:2]:
-        operation.call(lambda: None, ends)
+    ends.call(*sums[:2])
     for progress in group[:2]:
         while [exchange.ranks_missing() for exchange in progress.active()[:1]] != [{2}]:
             time.sleep(0.01)
@@ -128,7 +131,7 @@ def test_a_missing_process_is_named_with_the_key_on_all_others_and_nothing_works
     for error in (first, second):
         assert isinstance(error, gp.errors.WorkerLost)
         assert "key weight" in str(error) and "for process 2" in str(error), error
-    summed(group[0], b"0s:other", ends, np.ones(4))
+    ends.sum(group[0], b"0s:other")
     [error] = ends.wait()
     assert error is group[0].failure
     with pytest.raises(gp.errors.WorkerLost):
@@ -141,16 +144,16 @@ def test_a_slow_process_that_goes_on_with_others_is_waited_for(engines, monkeypa
     with monkeypatch.context() as patch:
         for module in (lost_workers, operations):
             patch.setattr(module, "time", clock)
-        summed(group[0], b"0s:slow", ends, np.ones(4))
+        ends.sum(group[0], b"0s:slow")
         for number in range(8):
             for progress in group:
-                summed(progress, f"0s:{number}".encode(), ends, np.ones(1))
+                ends.sum(progress, f"0s:{number}".encode())
             assert ends.wait(2) == [None] * 2
             seconds[0] += 0.4 * group[0].timeout
             wanted = sum(sum(signatures.values()) for signatures in group[1].counts.values())
             while group[0].lost._accounts.get(1, [-1])[0] < wanted:  # until it has asked
                 time.sleep(0.001)
-        summed(group[1], b"0s:slow", ends, np.ones(4))
+        ends.sum(group[1], b"0s:slow")
         assert ends.wait(2) == [None] * 2
 
 
@@ -160,12 +163,10 @@ def test_another_shape_is_refused_everywhere_with_the_key_and_both_ranks(engines
     group, ends = engines(num), Ends()
     sums = [allreduce(progress.everyone, b"0s:w", b"float32 (2,)", np.ones(2)) for progress in group]
     if known:
-        for operation in sums:
-            operation.call(lambda: None, ends)
+        ends.call(*sums)
         assert ends.wait(num) == [None] * num
     sums[last] = allreduce(group[last].everyone, b"0s:w", b"float32 (3,)", np.ones(3))
-    for operation in sums:
-        operation.call(lambda: None, ends)
+    ends.call(*sums)
     messages = [str(error) for error in ends.wait(num)]
     words = ("key w", "float32 (2,)", "float32 (3,)", f"process {last} ")
     assert any(all(word in one for word in words) for one in messages), messages
@@ -173,7 +174,7 @@ def test_another_shape_is_refused_everywhere_with_the_key_and_both_ranks(engines
 
 def test_a_process_that_leaves_is_not_waited_for(engines):
     group, ends = engines(2), Ends()
-    summed(group[0], b"0s:w", ends, np.ones(2))
+    ends.sum(group[0], b"0s:w")
     group[1].close("ValueError: broken image", limit=0.1)
     [error] = ends.wait()
     assert "process 1 has ended its program with ValueError: broken image" in str(error)
@@ -204,13 +205,13 @@ def test_a_key_that_becomes_known_while_another_process_asks_is_no_error(engines
     one, _ = engines(2)
 
     class Grows(dict):
-        def values(self):  # as the thread that pushes does, between two keys
-            one.counts[b"new"] = {b"f": 1}
-            return super().values()
+        def items(self):  # as the thread that pushes does, between two keys
+            one.counts[b"new %d" % len(one.counts)] = {b"f": 1}
+            return super().items()
 
     one.counts.update({b"first": Grows({b"f": 2}), b"second": {b"f": 1}})
     account = one.lost.account([b"first"])
-    assert (account.num_exchanges, account.counts) == (3, {b"first": {b"f": 2}})
+    assert (account.num_exchanges, account.counts) == (4, {b"first": {b"f": 2}})
 
 
 @pytest.mark.parametrize("num", [1, 2, 7, 30])
@@ -223,20 +224,9 @@ def test_a_new_key_costs_each_process_one_message_up_and_one_to_each_child(engin
             original(rank, message)
 
         progress.messages.post = post
-        summed(progress, b"0s:w", ends, np.ones(2))
+        ends.sum(progress, b"0s:w")
     assert ends.wait(num) == [None] * num
     assert sum(posted.values()) == 2 * (num - 1) and max(posted.values(), default=0) <= 3
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32", "uint8"])
-@pytest.mark.parametrize("num", [2, 3, 4])
-def test_sums_agree_with_numpy_and_round_half_precision_once(rng, num, dtype):
-    rows = [rng.uniform(0, 50, 70001).astype(dtype) for _ in range(num)]
-    wide = np.sum([row.astype("float32" if dtype == "float16" else dtype) for row in rows], axis=0, dtype=None)
-    out = rows[0]
-    wanted = wide.astype(dtype)
-    sum_rows(rows, [out])
-    assert np.allclose(out.astype("float64"), wanted.astype("float64"), rtol=1e-6, atol=1e-6)
 
 
 def test_two_bits_send_what_was_held_back_later(rng):
@@ -254,38 +244,23 @@ def test_compression_that_makes_no_sense_is_refused(wrong):
         compressor(wrong)
 
 
-class Waiting:
-    """An exchange that waits for process 1 since so many seconds."""
-
-    name, signature = b"0s:w", b"f"
-
-    def __init__(self, seconds):
-        self.since, self.times_asked = time.monotonic() - seconds, 0
-
-    def ranks_missing(self):
-        self.times_asked += 1
-        return {1}
-
-
 @pytest.mark.parametrize(("seconds", "is_asked"), [(0, False), (10, True)])
 def test_a_look_asks_an_exchange_who_is_missing_only_when_it_is_late(engines, seconds, is_asked):
-    one, _ = engines(2)
-    exchange = Waiting(seconds)
-    one.waiting[exchange] = None
+    (one, _), asked = engines(2), []
+    since = time.monotonic() - seconds
+    exchange = argparse.Namespace(
+        name=b"0s:w", signature=b"f", since=since, ranks_missing=lambda: asked.append(1) or {1}
+    )
+    one.active = lambda: [exchange]
     one.lost.look()
-    one.waiting.clear()
-    assert (exchange.times_asked > 0) == is_asked
-
-
-class RowsOfSums(Rows):
-    kind = "sum"
+    assert bool(asked) == is_asked
 
 
 def test_a_process_that_is_just_writing_its_row_does_not_wait_for_itself():
     lines = (C.Line * 3)()
-    progress = types.SimpleNamespace(rank=1, size=3)
+    progress = types.SimpleNamespace(rank=1, size=3, announce=lambda *_: None)
     shared = types.SimpleNamespace(progress=progress, members=[0, 1, 2], num_hosts=1)
-    rows = RowsOfSums(shared, b"0s:weight", b"float32 (4,)", (4,), "float32")
+    rows = KeySums(shared, b"0s:weight", b"float32 (4,)", [4], np.dtype("float32"))
     rows.record.turn, rows.record.lines = 1, address_of(lines)
     lines[0].arrived = 1
     assert rows.ranks_missing("arrived", 1) == {2}
@@ -323,7 +298,8 @@ def test_the_error_that_ended_shared_memory_is_raised_after_a_thousand_others():
         failures.mark_reported(other)
     array = nd.ones(3)
     try:
-        pushes = Pushes(shared, [shared.sums(b"0s:x", b"f", array).exchange([array], [array])], [0])
+        sums = shared.rows_of(KeySums, b"0s:x", b"f", [3], array.dtype)
+        pushes = Pushes(shared, [sums.exchange([array], [array])], [0])
         pushes.push()
         with pytest.raises(Exception, match="process 1 is lost"):
             array.wait_to_read()

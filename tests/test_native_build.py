@@ -17,7 +17,6 @@ SUM = """
 #include <stdint.h>
 #define JOIN(name, processor) name##_##processor
 #define VERSION(name, processor) JOIN(name, processor)
-double VERSION(sum, PROCESSOR)(const double *, int64_t);
 double VERSION(sum, PROCESSOR)(const double *values, int64_t count) {
     double sum = 0;
     for (int64_t i = 0; i < count; i++) sum += values[i];
@@ -25,9 +24,7 @@ double VERSION(sum, PROCESSOR)(const double *values, int64_t count) {
 }
 """
 EXPORT = '__attribute__((visibility("default")))'
-VERSION = f"""const char *gluon_parallel_sources(void);
-int gp_processor(void);
-{EXPORT} const char *gluon_parallel_sources(void) {{ return SOURCES; }}
+VERSION = f"""{EXPORT} const char *gluon_parallel_sources(void) {{ return SOURCES; }}
 {EXPORT} int gp_processor(void) {{ return 0; }}
 """
 
@@ -52,9 +49,8 @@ def folder(tmp_path):
     """A folder like the library's, with two small C files."""
     small = tmp_path / "package" / "native"
     small.mkdir(parents=True)
-    for name in ("__init__.py", "build.py", "records.py"):
-        if (build.NATIVE / name).exists():
-            shutil.copy(build.NATIVE / name, small)
+    for path in build.NATIVE.glob("*.py"):
+        shutil.copy(path, small)
     (small / "version.c").write_text(VERSION)
     (small / "sum.c").write_text(f"/* A sum [per processor] [sums in any order]. */{SUM}")
     return small
@@ -130,9 +126,8 @@ def test_a_library_that_does_not_load_is_one_sentence_with_what_to_type(folder, 
 
 
 def test_without_a_compiler_the_build_names_what_to_run(folder):
-    done = subprocess.run(
-        [sys.executable, "-S", str(folder / "build.py")], env={"CC": ""}, capture_output=True, text=True
-    )
+    command = [sys.executable, "-S", str(folder / "build.py")]
+    done = subprocess.run(command, env={"CC": ""}, capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert f"pip install '{build.ZIGLANG}'" in done.stderr and "CC=gcc" in done.stderr
     said = run_build(folder, CC="no-compiler").stderr

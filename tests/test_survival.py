@@ -47,6 +47,7 @@ def undisturbed(tmp_path_factory):
 def check(undisturbed, folder, *losses, kind="prepared", num_processes=4, min_processes=1, limit=60, made=None):
     """Train with these losses, and compare; returns what was printed. `made` are two hosts, by default this one."""
     words = ["--min-processes", str(min_processes), "--devices", "cpu:1", "--timeout", str(limit)]
+    folder.mkdir(exist_ok=True)
     words += ["--logs", str(folder / "logs")]
     words += [str(PROGRAM), str(folder / "weights.npz"), str(folder / "run"), kind, *losses]
     if made is None:
@@ -86,11 +87,6 @@ def test_processes_that_are_lost_one_after_the_other_change_no_weight(undisturbe
 
 
 @pytest.mark.slow
-def test_a_loop_of_its_own_loses_processes_and_changes_no_weight(undisturbed, tmp_path):
-    check(undisturbed, tmp_path, "broadcast:0:0", "sum:2:6", "evaluation:1:8", "error:3:0", kind="own")
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [0, pytest.param(2, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("moment", ["sum", "update"])
 @pytest.mark.parametrize("kind", ["trainer", "drawn"])
@@ -98,11 +94,6 @@ def test_layers_whose_shapes_come_from_the_first_batch_lose_a_process_in_it(
     undisturbed, tmp_path, kind, moment, number
 ):
     check(undisturbed, tmp_path, f"{moment}:{number}:0", kind=kind)
-
-
-@pytest.mark.slow
-def test_rows_of_a_lost_process_are_summed_again(undisturbed, tmp_path):
-    check(undisturbed, tmp_path, "sum:2:2", "update:0:5", kind="sparse", num_processes=3)
 
 
 @pytest.fixture
@@ -190,10 +181,9 @@ def test_a_process_that_is_lost_in_any_state_changes_no_weight(undisturbed, tmp_
 @pytest.mark.parametrize("shared", ["1", "0"])
 def test_rows_are_summed_again_after_a_loss_in_any_state(undisturbed, tmp_path, monkeypatch, shared):
     monkeypatch.setenv("GLUON_PARALLEL_SHARED_MEMORY", shared)
-    for number, losses in enumerate((["start:1:0", "forward:0:6"], ["broadcast:0:0", "rows:2:5"], ["rows:0:1"])):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        check(undisturbed, folder, *losses, kind="sparse")
+    several = "start:1:0 forward:0:6", "broadcast:0:0 rows:2:5", "rows:0:1", "sum:2:2 update:0:5"
+    for number, losses in enumerate(several):
+        check(undisturbed, tmp_path / str(number), *losses.split(), kind="sparse")
 
 
 @pytest.mark.slow
@@ -203,45 +193,34 @@ def test_other_loops_lose_processes_in_any_state_and_change_no_weight(undisturbe
     moments = ("broadcast", "sum", "update", "evaluation", "saving" if kind == "own" and number == 0 else "forward")
     steps = (0, step, step, 8, 12 if moments[-1] == "saving" else step + 1)
     for folder, (moment, step) in enumerate(zip(moments, steps)):
-        folder = tmp_path / str(folder)
-        folder.mkdir()
-        check(undisturbed, folder, f"{moment}:{number}:{step}", kind=kind, num_processes=3)
+        check(undisturbed, tmp_path / str(folder), f"{moment}:{number}:{step}", kind=kind, num_processes=3)
+
+
+HOSTS, APART = {VARIABLE: "2+2"}, {"GLUON_PARALLEL_SHARED_MEMORY": "0"}
+SEVERAL = {  # what happens -> losses, options of `check`, variables
+    "a loop of its own": ("broadcast:0:0 sum:2:6 evaluation:1:8 error:3:0", {"kind": "own"}, {}),
+    "hosts, one after the other": ("sum:0:2 forward:3:5 evaluation:1:8", {}, HOSTS),
+    "apart, one after the other": ("sum:0:2 forward:3:5 evaluation:1:8", {}, APART),
+    "while the others regroup": ("sum:3:5 communicator:0:5", {"limit": 20}, HOSTS),
+    "two at once": ("sum:3:5 sum:0:5", {}, {}),
+    # A process that is one step behind takes the state of one that is not.
+    "behind in the last step": ("evaluation:0:8 late:1:7", {"num_processes": 3}, {}),
+    # Step 6 is the last of three that accumulate.
+    **{
+        f"behind, {kind}": ("update:3:6 late:1:6", {"kind": kind}, {})
+        for kind in ("prepared", "own", "trainer", "accumulated")
+    },
+    **{f"{one}, no signal": (one, {"limit": 30}, {}) for one in ("stop:2:5", "hang:2:5", "hang:0:5")},
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["prepared", "own", "trainer", "accumulated"])
-def test_a_process_that_is_behind_takes_the_state_in_any_loop(undisturbed, tmp_path, kind):
-    check(undisturbed, tmp_path, "update:3:6", "late:1:6", kind=kind)  # step 6 is the last of three that accumulate
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("variable", [{VARIABLE: "2+2"}, {"GLUON_PARALLEL_SHARED_MEMORY": "0"}], ids=["hosts", "apart"])
-def test_hosts_lose_processes_one_after_the_other(undisturbed, tmp_path, monkeypatch, variable):
-    for name, value in variable.items():
+@pytest.mark.parametrize("what", SEVERAL)
+def test_losses_of_several_kinds_change_no_weight(undisturbed, tmp_path, monkeypatch, what):
+    losses, options, variables = SEVERAL[what]
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    check(undisturbed, tmp_path, "sum:0:2", "forward:3:5", "evaluation:1:8")
-
-
-@pytest.mark.slow
-def test_a_process_that_is_lost_while_the_others_regroup_changes_no_weight(undisturbed, tmp_path, monkeypatch):
-    monkeypatch.setenv(VARIABLE, "2+2")
-    check(undisturbed, tmp_path, "sum:3:5", "communicator:0:5", limit=20)
-
-
-@pytest.mark.slow
-def test_a_process_is_behind_in_the_last_step_when_one_is_lost_in_the_evaluation(undisturbed, tmp_path):
-    check(undisturbed, tmp_path, "evaluation:0:8", "late:1:7", num_processes=3)
-
-
-@pytest.mark.slow
-def test_two_processes_that_are_lost_at_once_change_no_weight(undisturbed, tmp_path):
-    check(undisturbed, tmp_path, "sum:3:5", "sum:0:5")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("loss", ["stop:2:5", "hang:2:5", "hang:0:5"])
-def test_a_process_that_is_stopped_or_makes_no_step_is_lost_like_one_that_is_killed(undisturbed, tmp_path, loss):
-    check(undisturbed, tmp_path, loss, limit=30)
+    check(undisturbed, tmp_path, *losses.split(), **options)
 
 
 @pytest.mark.slow

@@ -35,6 +35,14 @@ def net_on(devices, hybridize=None, timeout=60.0, layers=2, **options):
     return net
 
 
+def layers_on(num_devices, num_layers=1):
+    """(devices, layers) without a net; a sync group does not keep the parameters of its layer alive."""
+    devices, layers = gp.devices(f"cpu:{num_devices}"), [nn.SyncBatchNorm(in_channels=3) for _ in range(num_layers)]
+    for layer in layers:
+        layer.initialize(ctx=devices)
+    return devices, layers
+
+
 def works(net, devices, rng):
     """A step whose outputs are those of a batch: every channel has mean beta == 0."""
     xs = on(devices, shards(rng, [3] * len(devices), (4,)))
@@ -102,27 +110,22 @@ def test_an_error_that_nobody_looked_at_is_raised_by_the_next_step_of_its_own_ne
 
 
 def test_devices_that_come_at_once_after_a_failure_wait_for_the_failed_step_once(monkeypatch):
-    devices = gp.devices("cpu:2")
-    layer = nn.SyncBatchNorm(in_channels=3)
-    layer.initialize(ctx=devices)
-    layer.sync_group.abandon("on purpose")
-    waits = []
+    (devices, [layer]), waits = layers_on(2), []
+    group = layer.sync_group
+    group.abandon("on purpose")
 
     def drain():
         waits.append(1)
         time.sleep(0.2)
 
     monkeypatch.setattr(participants, "drain", drain)
-    in_parallel([lambda device=device: participants.enter({layer.sync_group: 1}, device) for device in devices])
+    in_parallel([lambda device=device: participants.enter({group: 1}, device) for device in devices])
     assert len(waits) == 1  # the second would wait for the pass of the first, which waits for its own
 
 
 @pytest.mark.parametrize("is_reported", [True, False])
 def test_a_layer_that_fails_while_the_failed_step_ends_begins_again_too(monkeypatch, is_reported):
-    devices = gp.devices("cpu:2")
-    layers = [nn.SyncBatchNorm(in_channels=3) for _ in range(2)]
-    for layer in layers:
-        layer.initialize(ctx=devices)
+    _, layers = layers_on(2, num_layers=2)
     first, last = (layer.sync_group for layer in layers)
     first.rendezvous.abandon("on purpose")
     if is_reported:
@@ -139,13 +142,11 @@ def test_a_layer_that_fails_while_the_failed_step_ends_begins_again_too(monkeypa
 
 
 def test_devices_whose_time_runs_out_together_fail_one_after_the_other(monkeypatch):
-    devices = gp.devices("cpu:4")
-    layer = nn.SyncBatchNorm(in_channels=3)
-    layer.initialize(ctx=devices)
-    layer.sync_group.abandon("on purpose")
-    moments = []
+    (devices, [layer]), moments = layers_on(4), []
+    group = layer.sync_group
+    group.abandon("on purpose")
     monkeypatch.setattr(sync_group.engine, "fail", lambda arrays, error: moments.append(time.monotonic()))
-    in_parallel([lambda: layer.sync_group.callback_failed(RuntimeError(), []) for _ in devices])
+    in_parallel([lambda: group.callback_failed(RuntimeError(), []) for _ in devices])
     assert len(moments) == 4
     # MXNet's list of exceptions has no lock, and its operators' threads add to it right after this.
     assert min(np.diff(moments)) > 0.005
@@ -201,11 +202,9 @@ def test_another_number_of_devices_than_the_parameters_live_on_is_refused_at_onc
         net = hybridized(net, **hybridize)
     (x,) = on(devices[:1], shards(rng, (3,), (4,)))
     net(x).wait_to_read()  # evaluation needs nobody
-    with pytest.raises(
-        DevicesMismatch, match=rf"num_devices={num_devices}, but its parameters live on 2: cpu\(0\), cpu\(1\)"
-    ):
-        with mx.autograd.record():
-            net(x)
+    words = rf"num_devices={num_devices}, but its parameters live on 2: cpu\(0\), cpu\(1\)"
+    with pytest.raises(DevicesMismatch, match=words), mx.autograd.record():
+        net(x)
 
 
 def test_the_limit_is_the_environments_unless_it_is_said_and_a_layer_has_at_least_one_device(monkeypatch):
@@ -227,12 +226,11 @@ def test_the_limit_is_the_environments_unless_it_is_said_and_a_layer_has_at_leas
 def test_the_naive_engine_is_refused_with_the_reason():
     code = """
 import gluon_parallel as gp
-from gluon_parallel import nn
 import mxnet as mx
 devices = gp.devices("cpu:2")
 for hybridize in (False, True):
     net = mx.gluon.nn.HybridSequential()
-    net.add(nn.SyncBatchNorm(in_channels=2))
+    net.add(gp.nn.SyncBatchNorm(in_channels=2))
     net.initialize(ctx=devices)
     net.hybridize(hybridize)
     x = mx.nd.ones((2, 2), ctx=devices[0])
@@ -240,21 +238,18 @@ for hybridize in (False, True):
     try:
         with mx.autograd.record():
             net(x)
-        print("not refused")
     except gp.errors.EngineUnsupported as error:
         print(error)
-alone = nn.SyncBatchNorm(in_channels=2)
+alone = gp.nn.SyncBatchNorm(in_channels=2)
 alone.initialize(ctx=devices[0])
 with mx.autograd.record():
     print("alone", alone(mx.nd.array([[1, 5], [3, 5]])).asnumpy().round(3).tolist())
 """
     environment = {**os.environ, "MXNET_ENGINE_TYPE": "NaiveEngine"}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
-    assert result.stdout.count("NaiveEngine, which finishes one operation before it starts the next") == 2, (
-        result.stderr
-    )
-    assert "alone [[-1.0, 0.0], [1.0, 0.0]]" in result.stdout
-    assert "not refused" not in result.stdout
+    lines, refusal = result.stdout.splitlines(), "NaiveEngine, which finishes one operation before it starts the next"
+    assert [refusal in line for line in lines] == [True, True, False], result.stderr
+    assert lines[2] == "alone [[-1.0, 0.0], [1.0, 0.0]]"
 
 
 def test_the_rendezvous_end_with_their_net(rng):
@@ -272,7 +267,6 @@ def test_a_step_without_samples_has_a_limit_where_the_others_begin_nothing_that_
     following = join.Join(gluon.nn.Dense(1), mx.kv.create("local"))
     monkeypatch.setattr(following, "_gather", lambda _: np.array([[1.0], [0.0]]))  # the other one has not ended
     monkeypatch.setattr(join, "default_timeout", lambda: 0.001)
-    with pytest.raises(
-        BarrierTimeout, match="have neither begun an exchange of the net's .* or of a loss that is a block"
-    ):
+    words = "have neither begun an exchange of the net's .* or of a loss that is a block"
+    with pytest.raises(BarrierTimeout, match=words):
         following._follow()

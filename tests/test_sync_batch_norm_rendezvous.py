@@ -51,8 +51,23 @@ def run(functions):
     return results
 
 
-def moments(rng, count):
-    return np.array([count, *(rng.normal(size=CHANNELS) * (count > 0)), *(rng.uniform(size=CHANNELS) * count)])
+def meet(at, key, vectors, exchange=None):
+    """What the devices {name: vector} leave that exchange with, or the errors that it raises, in order."""
+    return run([lambda d=d, one=one: allreduce(at, key, d, one, exchange) for d, one in vectors.items()])
+
+
+def layer_on(num, timeout=60, seconds=60, hybridize=False, dtype="float32", **options):
+    """(devices, net, what is called) of a layer on so many devices, which ask Python after so many seconds."""
+    devices, net = gp.devices(f"cpu:{num}"), nn.SyncBatchNorm(in_channels=CHANNELS, timeout=timeout, **options)
+    net.initialize(ctx=devices)
+    net.cast(dtype)
+    net.sync_group.rendezvous.record.patience = int(seconds * 1e9)
+    return devices, net, hybridized(net) if hybridize else net
+
+
+def run_python(code, **environment):
+    environment = {**os.environ, **environment}
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
 
 
 def message(key, value):
@@ -76,7 +91,7 @@ def test_the_moments_of_shards_are_those_of_the_batch_and_have_the_same_bits_on_
         parts = [rng.normal(size=(count, CHANNELS)) + offset for count in counts]
         parts = [part * [1, 1, 0] + [0, 0, np.float32(offset + 0.1)] for part in parts]  # a channel is constant
         given = [measured(part) for part in parts]
-        results = run([lambda d=d, one=one: allreduce(at, 2 * call, d, one) for d, one in zip(names, given)])
+        results = meet(at, 2 * call, dict(zip(names, given)))
         assert all((result == results[0]).all() for result in results)
         (count, *mean), m2 = np.split(results[0], [1 + CHANNELS])
         wanted = measured(np.concatenate(parts))
@@ -86,7 +101,7 @@ def test_the_moments_of_shards_are_those_of_the_batch_and_have_the_same_bits_on_
         error = 1e-13 + 1e-15 * abs(offset)
         np.testing.assert_allclose(m2, wanted[1 + CHANNELS :], rtol=error, atol=(1 + count) * error)
         sums = [rng.normal(size=2 * CHANNELS) for _ in counts]
-        results = run([lambda d=d, part=part: allreduce(at, 2 * call + 1, d, part) for d, part in zip(names, sums)])
+        results = meet(at, 2 * call + 1, dict(zip(names, sums)))
         assert all((result == results[0]).all() for result in results)
         np.testing.assert_allclose(results[0], sum(sums), rtol=1e-14, atol=1e-14)
 
@@ -131,11 +146,11 @@ def test_the_last_one_meets_the_other_processes_for_all(fails):
         return values * 10
 
     for call in range(300):
-        results = run([lambda d=d: allreduce(at, 2 * call + 1, d, SUMS, exchange) for d in "ab"])
+        results = meet(at, 2 * call + 1, dict.fromkeys("ab", SUMS), exchange)
         assert [result.tolist() for result in results] == [[20.0] * 2 * CHANNELS] * 2
     assert calls == [(("backward", call), False) for call in range(300)]
     if fails:
-        errors = run([lambda d=d: allreduce(at, 1001, d, SUMS, exchange) for d in "ab"])
+        errors = meet(at, 1001, dict.fromkeys("ab", SUMS), exchange)
         assert [str(error) for error in errors] == ["on purpose"] * 2
         with pytest.raises(ArithmeticError):
             allreduce(at, 1003, "a", SUMS)
@@ -192,7 +207,7 @@ def test_after_a_failure_or_when_it_is_abandoned_everyone_is_refused_until_it_is
             allreduce(at, 1, "b", SUMS)
     at.open()
     assert at.calls == 0
-    assert [result[0] for result in run([lambda d=d: allreduce(at, 1, d, SUMS) for d in "abc"])] == [3.0] * 3
+    assert [result[0] for result in meet(at, 1, dict.fromkeys("abc", SUMS))] == [3.0] * 3
 
 
 def test_a_device_that_comes_twice_or_does_not_belong_or_is_where_the_layer_was_before_is_refused():
@@ -215,8 +230,8 @@ def test_devices_of_another_step_exchange_without_those_that_are_left_out(rng):
     at = rendezvous_of("abc")
     for call, some in enumerate(["abc", "b", "ac", "abc"]):
         at.prepare(frozenset("abc"), None if some == "abc" else frozenset(some), CHANNELS)
-        parts = [moments(rng, 3) for _ in some]
-        results = run([lambda d=d, part=part: allreduce(at, 2 * call, d, part) for d, part in zip(some, parts)])
+        parts = [measured(rng.normal(size=(3, CHANNELS))) for _ in some]
+        results = meet(at, 2 * call, dict(zip(some, parts)))
         np.testing.assert_allclose(results, [combined(parts)] * len(some), rtol=1e-14, atol=1e-14)
 
 
@@ -225,13 +240,11 @@ def test_an_error_in_what_the_c_library_asks_of_python_ends_the_wait_and_is_ever
     def fail(*_):
         raise error("on purpose")
 
-    at = rendezvous_of("abc", explain=fail)
-    errors = run([lambda d=d: allreduce(at, 1, d, SUMS) for d in "ab"])
-    assert [repr(one) for one in errors] == [repr(error("on purpose"))] * 2
-    at = rendezvous_of("ab")
+    alone, at = rendezvous_of("abc", explain=fail), rendezvous_of("ab")
     at.record.spans_processes = 1
-    errors = run([lambda d=d: allreduce(at, 1, d, SUMS, fail) for d in "ab"])
-    assert [repr(one) for one in errors] == [repr(error("on purpose"))] * 2
+    for rendezvous, exchange in ((alone, None), (at, fail)):
+        errors = meet(rendezvous, 1, dict.fromkeys("ab", SUMS), exchange)
+        assert [repr(one) for one in errors] == [repr(error("on purpose"))] * 2
 
 
 @pytest.fixture
@@ -247,25 +260,15 @@ def asked(monkeypatch):
     return devices
 
 
-def patience(net, seconds):
-    """Have the layer's devices ask Python after so many seconds."""
-    net.sync_group.rendezvous.record.patience = int(seconds * 1e9)
-
-
 @pytest.mark.parametrize(
     ("dtype", "arithmetic"), [("float32", None), ("float64", None), ("float16", None), ("float32", "operators")]
 )
 @pytest.mark.parametrize("hybridize", [False, True])
 def test_python_is_not_needed_while_nothing_goes_wrong(rng, asked, dtype, arithmetic, hybridize):
-    devices = gp.devices("cpu:2")
-    net = nn.SyncBatchNorm(in_channels=CHANNELS, arithmetic=arithmetic)
-    net.initialize(ctx=devices)
-    net.cast(dtype)
-    patience(net, 60)
-    net = hybridized(net) if hybridize else net
+    devices, net, layer = layer_on(2, hybridize=hybridize, dtype=dtype, arithmetic=arithmetic)
     for _ in range(3):
         xs = on(devices, shards(rng, (6, 2), (CHANNELS, 4), dtype))
-        ys = joint(net, xs, on(devices, shards(rng, (6, 2), (CHANNELS, 4), dtype), grad=False))
+        ys = joint(layer, xs, on(devices, shards(rng, (6, 2), (CHANNELS, 4), dtype), grad=False))
         normalised(ys, 2e-3 if dtype == "float16" else 1e-6)
     mx.nd.waitall()
     assert net.sync_group.rendezvous.record.in_callbacks > 0 and not asked
@@ -274,11 +277,7 @@ def test_python_is_not_needed_while_nothing_goes_wrong(rng, asked, dtype, arithm
 @pytest.mark.parametrize("hybridize", [False, True])
 @pytest.mark.parametrize("asks", [False, True])
 def test_a_slow_device_changes_nothing(rng, asked, hybridize, asks):
-    devices = gp.devices("cpu:2")
-    net = nn.SyncBatchNorm(in_channels=CHANNELS, timeout=60)
-    net.initialize(ctx=devices)
-    patience(net, 0.02 if asks else 60)
-    net = hybridized(net) if hybridize else net
+    devices, net, layer = layer_on(2, seconds=0.02 if asks else 60, hybridize=hybridize)
 
     def wait_a_little():  # once the first device has come
         wait_for(lambda: waiting_at(net.sync_group.rendezvous) == {"cpu(0)"})
@@ -289,9 +288,9 @@ def test_a_slow_device_changes_nothing(rng, asked, hybridize, asks):
             x, heads = shards(rng, (6, 2), (CHANNELS, 4)), shards(rng, (6, 2), (CHANNELS, 4))
             xs, placed = on(devices, x), on(devices, heads, grad=False)
             with mx.autograd.record():
-                ys = [net(xs[0])]
+                ys = [layer(xs[0])]
                 wait_a_little()
-                ys.append(net(xs[1]))
+                ys.append(layer(xs[1]))
             ys[0].backward(placed[0])
             wait_a_little()
             ys[1].backward(placed[1])
@@ -308,10 +307,7 @@ def test_a_slow_device_changes_nothing(rng, asked, hybridize, asks):
 
 
 def test_a_net_may_be_deleted_while_its_devices_wait_for_each_other(rng, asked):
-    devices = gp.devices("cpu:2")
-    net = nn.SyncBatchNorm(in_channels=CHANNELS)
-    net.initialize(ctx=devices)
-    patience(net, 0.02)
+    devices, net, _ = layer_on(2, seconds=0.02)
     deleted = weakref.ref(net)
     x, heads = shards(rng, (6, 2), (CHANNELS, 4)), shards(rng, (6, 2), (CHANNELS, 4))
     xs, placed = on(devices, x), on(devices, heads, grad=False)
@@ -321,7 +317,7 @@ def test_a_net_may_be_deleted_while_its_devices_wait_for_each_other(rng, asked):
     asked.clear()
     ys[0].backward(placed[0])
     wait_for(lambda: asked)
-    del net
+    del net, _
     gc.collect()
     assert deleted() is None
     ys[1].backward(placed[1])
@@ -363,7 +359,7 @@ print("gradient", abs(gradients).max() > 0.1, abs(gradients.sum(axis=(0, 2))).ma
 
 
 def test_the_first_use_may_be_by_several_threads_at_once():
-    result = subprocess.run([sys.executable, "-c", FIRST_USE], capture_output=True, text=True, timeout=120)
+    result = run_python(FIRST_USE)
     assert result.stdout == "gradient True True\n", result.stderr
 
 
@@ -381,9 +377,7 @@ def test_a_net_that_moves_to_other_devices_counts_its_calls_anew(rng):
 
 
 def test_an_error_while_others_are_told_of_an_error_is_no_success(rng, monkeypatch, capfd):
-    devices = gp.devices("cpu:2")
-    net = nn.SyncBatchNorm(in_channels=CHANNELS, timeout=0.1)
-    net.initialize(ctx=devices)
+    devices, net, _ = layer_on(2, timeout=0.1, seconds=0.02)
 
     def fail(*_args):
         raise ArithmeticError("on purpose")
@@ -399,10 +393,9 @@ def test_an_error_while_others_are_told_of_an_error_is_no_success(rng, monkeypat
 
 
 def test_a_state_that_is_used_again_knows_nothing_of_the_forward_pass_before():
-    layer = gp.nn.SyncBatchNorm(in_channels=2)
-    layer.initialize(ctx=mx.cpu(0))
+    devices, layer, _ = layer_on(1)
     settings = operator.Settings(layer.sync_group.token)
-    given = settings, layer.sync_group, mx.cpu(0), (4, 2), (np.dtype("float32"),) * 3
+    given = settings, layer.sync_group, devices[0], (4, CHANNELS), (np.dtype("float32"),) * 3
     state = operator.OperatorState.take(*given)
     state.record.valid = state.record.failed = 1
     operator.release(state.address)
@@ -431,10 +424,7 @@ mx.nd.waitall()
 
 
 def test_mxnet_finds_its_callbacks_when_the_modules_are_gone_at_the_end_of_python():
-    overwritten = {**os.environ, "PYTHONMALLOC": "malloc", "MALLOC_PERTURB_": "165"}  # what was freed
-    result = subprocess.run(
-        [sys.executable, "-c", LAST_USE], env=overwritten, capture_output=True, text=True, timeout=120
-    )
+    result = run_python(LAST_USE, PYTHONMALLOC="malloc", MALLOC_PERTURB_="165")  # which overwrites what was freed
     assert result.returncode == 0, result.stderr
 
 
@@ -456,28 +446,14 @@ def test_an_operator_that_is_deleted_after_the_end_of_python_does_not_call_it(mo
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # ctypes prints the error
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_a_description_that_cannot_be_made_is_an_error_and_no_crash(monkeypatch, error):
-    layer = gp.nn.SyncBatchNorm(in_channels=2)
-    layer.initialize(ctx=mx.cpu(0))
+@pytest.mark.parametrize("name", [ValueError, KeyboardInterrupt, "describe", "create"])
+def test_what_python_cannot_answer_is_an_error_and_no_crash(name, monkeypatch):
+    """An exception in the making of a description, or Ctrl-C before the first line of a callback of that name."""
+    (device,), layer, _ = layer_on(1)
+    x = mx.nd.ones((4, CHANNELS), ctx=device)
 
     def fail(_strings):
-        raise error("on purpose")
-
-    for _ in range(5):  # what MXNet would take for a description is whatever lay in that memory
-        with monkeypatch.context() as patch:
-            patch.setattr(operator, "_CustomOpProp", fail)
-            with pytest.raises(mx.base.MXNetError, match="custom.cc"), mx.autograd.record():
-                layer(mx.nd.ones((4, 2)))
-        with mx.autograd.record():
-            assert not layer(mx.nd.ones((4, 2))).asnumpy().any()
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # ctypes prints the error
-@pytest.mark.parametrize("name", ["describe", "create"])
-def test_ctrl_c_before_the_first_line_of_a_callback_is_an_error_and_no_crash(name):
-    layer = gp.nn.SyncBatchNorm(in_channels=2)
-    layer.initialize(ctx=mx.cpu(0))
+        raise name("on purpose")
 
     def interrupt(frame, event, _argument):
         if event == "call" and frame.f_code.co_name == name and frame.f_code.co_filename == operator.__file__:
@@ -490,9 +466,10 @@ def test_ctrl_c_before_the_first_line_of_a_callback_is_an_error_and_no_crash(nam
         finally:
             sys.setprofile(None)
 
-    x = mx.nd.ones((4, 2))
-    for _ in range(5):
-        with pytest.raises(mx.base.MXNetError, match="custom.cc"), mx.autograd.record():
+    for _ in range(5):  # what MXNet would take for a description is whatever lay in that memory
+        with monkeypatch.context() as patch, pytest.raises(mx.base.MXNetError, match="custom.cc"), mx.autograd.record():
+            if not isinstance(name, str):
+                patch.setattr(operator, "_CustomOpProp", fail)
             gp.parallel_apply(interrupted, [x])
         with mx.autograd.record():
             assert not layer(x).asnumpy().any()

@@ -16,7 +16,7 @@ from ..engine import make_plain
 from ..errors import ArrayMismatch, CompressionFault, GradientUnavailable, warn
 from ..kvstore.contract import is_distributed
 from ..kvstore.factory import kind_of
-from ..kvstore.mpi.buckets import plan
+from ..kvstore.mpi.plan import plan_buckets
 from ..kvstore.survival import survives
 
 _BUILT_IN = StoreCompression, PowerSGD
@@ -95,7 +95,7 @@ class HookedSum:
         make_plain(*own)
         sizes = [array.size * np.dtype(array.dtype).itemsize for array in own]
         kinds = [np.dtype(array.dtype).name for array in own]
-        for place, members in enumerate(plan(sizes, kinds, following=_BUCKET, alone=_BUCKET)):
+        for place, members in enumerate(plan_buckets(sizes, kinds, following=_BUCKET, alone=_BUCKET)):
             names = [parameters[member].name for member in members]
             numbers = [trainer._param2idx[name] for name in names]
             bucket = GradientBucket(

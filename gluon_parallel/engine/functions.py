@@ -15,8 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Callable, Protocol
 
 from ..compat import mx
-from ..native import provide_mxnet
-from ..native.mutex import locked, new_mutex
+from ..native import locked, new_mutex, provide_mxnet
 from ..native.records import C
 from . import failures
 

@@ -19,8 +19,8 @@ from .groups import SyncGroups as SyncGroups
 from .groups import check_sync_group as check_sync_group
 from .groups import group as group
 from .groups import sync_group as sync_group
-from .mpi.ending import leave_because as leave_because
-from .mpi.ending import tell_others as tell_others
+from .mpi.startup import leave_because as leave_because
+from .mpi.startup import tell_others as tell_others
 from .survival import has_failed as has_failed
 from .survival import regroup as regroup
 from .survival import survives as survives

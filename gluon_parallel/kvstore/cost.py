@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from .mpi.buckets import plan
 from .mpi.operations import TWO_OR_THREE
+from .mpi.plan import plan_buckets
 
 # Processor time, measured over tcp between processes of one machine.
 PER_MESSAGE = 1.7e-6  # seconds for each round of an operation
@@ -54,7 +54,7 @@ def step_seconds(
         (0.124, 0.026)
     """
     num, end = len(sizes), 0.0
-    buckets = plan(sizes, ["array"] * num, range(num)) if kind == "mpi" else [[number] for number in range(num)]
+    buckets = plan_buckets(sizes, ["array"] * num, range(num)) if kind == "mpi" else [[number] for number in range(num)]
     for bucket in sorted(buckets, key=max):
         size, ready = sum(sizes[number] for number in bucket), (max(bucket) + 1) / num
         work = len(bucket) * PER_ARRAY + _work_seconds(num_workers, size, bandwidth, kind)

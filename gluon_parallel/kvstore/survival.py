@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import WorkerLost
 from . import contract, flight_recorder
 from .environment import min_processes
-from .mpi import ending
+from .mpi import startup
 from .mpi.progress_engine import ProgressEngine
 from .mpi.shared_memory.memory import map_memory
 from .mpi.store import MPI
@@ -74,7 +74,7 @@ def _shrunk(progress: ProgressEngine) -> ProgressEngine:
     """A progress engine of the processes that are left, in the place of those that are there."""
     comm, mpi = progress.comm, progress.mpi
     deadline = time.monotonic() + _NOTICED
-    if progress not in ending.registered:
+    if progress not in startup.registered:
         raise WorkerLost("a process was lost, and another training of this program has gone on without it already")
     if any(progress.lost.left.values()):
         progress.check()  # it has ended with an error, which it would raise in the others too
@@ -83,10 +83,10 @@ def _shrunk(progress: ProgressEngine) -> ProgressEngine:
             progress.check()
         time.sleep(0.005)
     with MPI_LOCK:
-        for one in ending.registered:  # whoever has noticed nothing yet does now
+        for one in startup.registered:  # whoever has noticed nothing yet does now
             for group in {*one.groups.values()}:
                 group.comm.Revoke()
-    for one in ending.registered:
+    for one in startup.registered:
         one.retire()
         _abandoned.extend((request, operation.used_by_mpi()) for request, operation in one.started)
         _abandoned.extend(one.messages.under_way())
@@ -96,7 +96,7 @@ def _shrunk(progress: ProgressEngine) -> ProgressEngine:
     left.Set_errhandler(mpi.ERRORS_RETURN)
     places = mpi.Group.Translate_ranks(left.Get_group(), None, comm.Get_group())
     after = ProgressEngine(left, progress.timeout, ranks=[progress.ranks[place] for place in places])
-    ending.registered[:] = [after]
+    startup.registered[:] = [after]
     flight_recorder.RECORDER.progress = after
     return after
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
+from collections.abc import Iterator
 from typing import Any, Callable, TypeVar
 
+import numpy as np
+
 from .build import NAME, NATIVE, sources
-from .records import C
+from .records import C, address_of
 
 _T = TypeVar("_T")
 
@@ -27,8 +31,6 @@ def library() -> ctypes.CDLL:
         ImportError: the file is missing, for another processor or system, or built from other C files than are here.
     """
     path = NATIVE / NAME
-    if not path.exists():
-        raise ImportError(f"The C library {path} is missing: {_REMEDY}")
     try:
         loaded = ctypes.CDLL(str(path))
     except OSError as error:
@@ -49,6 +51,7 @@ def address(name: str) -> int:
     return ctypes.addressof(ctypes.c_char.in_dll(library(), name))
 
 
+@functools.cache
 def function(name: str, num_arguments: int, keeps_lock: bool = False) -> Callable[..., int]:
     """The C function as a Python function of so many ``int``, which returns one where the C function does.
 
@@ -82,3 +85,34 @@ def keep_after_end(something: _T) -> _T:
     """Return the object with a reference that is never given back: MXNet's threads may use it after Python's end."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(something))
     return something
+
+
+def new_mutex() -> np.ndarray:
+    """(64,) bytes that hold a recursive mutex of pthreads, which Python and the C library can hold."""
+    memory = np.zeros(64, np.uint8)
+    function("gp_make_mutex", 1)(address_of(memory))
+    return memory
+
+
+@contextlib.contextmanager
+def locked(mutex: np.ndarray) -> Iterator[None]:
+    """Hold the mutex; Python's lock is not held while waiting for it, and Ctrl-C ends the wait."""
+    address = address_of(mutex)
+    try:  # before the wait: Ctrl-C may come when the mutex is held already; to unlock one that is not held is no harm
+        while function("gp_lock", 1)(address):
+            pass
+        yield
+    finally:
+        function("gp_unlock", 1)(address)
+
+
+@contextlib.contextmanager
+def unlocked(mutex: np.ndarray) -> Iterator[None]:
+    """Let go of a mutex that this thread holds once, within the block."""
+    address = address_of(mutex)
+    function("gp_unlock", 1)(address)
+    try:
+        yield
+    finally:
+        while function("gp_lock", 1)(address):
+            pass

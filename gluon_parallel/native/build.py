@@ -30,7 +30,7 @@ NAME = "libgluon_parallel.so"
 ZIGLANG = "ziglang>=0.16,<0.18"  # a C compiler as a wheel; before 0.16, it used no registers of 512 bits
 
 _COMMON = ["-std=c11", "-D_GNU_SOURCE", "-fPIC", "-pthread", "-fvisibility=hidden", "-ffp-contract=fast",
-           "-fno-math-errno", "-Wall", "-Wextra", "-Wmissing-prototypes"]  # fmt: skip
+           "-fno-math-errno", "-Wall", "-Wextra"]  # fmt: skip
 _LIBRARIES = ["-lm", "-lpthread", "-ldl", "-lc"]
 _FAST, _DEBUG = ["-O3", "-g0"], ["-O1", "-g", "-fno-omit-frame-pointer"]
 _IN_ANY_ORDER = ["-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math"]
@@ -111,14 +111,20 @@ def compile_files(folder: Path, command: list[str], note: str = "") -> list[Path
 def _flags(source: Path, built_from: str) -> dict[str, list[str]]:
     """The compiler's flags for each version of a C file, by the suffix of its object file.
 
-    `[per processor]` in its first line: one version for each kind of processor, which the macro PROCESSOR names.
-    `[sums in any order]`: the compiler may change the order of additions, which it must to use vector instructions.
+    `[per processor]` in its first line: one version for each kind of processor, which the macro PROCESSOR names; also
+    for the types float and double, the macro REAL, with `[per processor and type]`. `[sums in any order]`: the compiler
+    may change the order of additions, which it must to use vector instructions.
     """
     first = source.read_text("utf-8").partition("\n")[0]
     flags = [*_COMMON, *(_IN_ANY_ORDER if "[sums in any order]" in first else []), f'-DSOURCES="{built_from}"']
-    if "[per processor]" not in first:
+    if "[per processor" not in first:
         return {"": flags}
-    return {f"-{name}": [*flags, *more, f"-DPROCESSOR={name}"] for name, more in _PROCESSORS.items()}
+    types = ("-float", "-double") if " and type]" in first else ("",)
+    return {
+        f"{real}-{name}": [*flags, *more, f"-DPROCESSOR={name}", f"-DREAL={real[1:]}"]
+        for real in types
+        for name, more in _PROCESSORS.items()
+    }
 
 
 def compiler(sanitizers: str = "") -> list[str]:

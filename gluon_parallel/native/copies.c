@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "external.h"
 #include "sums.h"
 
 #define BLOCK (128 * 1024) /* bytes of each array, which stay in the cache until the sum is written to all */
@@ -58,6 +57,8 @@ static void free_list(void *param)
     free(list);
 }
 
+/* Have MXNet's engine sum the lists, the first ones earlier than the others; does not wait. Returns 0, or another number
+   if MXNet has refused one; the error is MXNet's. */
 EXPORT int64_t gp_push_sums(const CopySums *sums, int64_t priority)
 {
     int64_t num = sums->num_copies;
@@ -79,6 +80,7 @@ EXPORT int64_t gp_push_sums(const CopySums *sums, int64_t priority)
     return 0;
 }
 
+/* Write to `marks`, `num` bytes, whether the gradient of each array is fresh; returns the number of fresh ones. */
 EXPORT int64_t gp_get_marks(void **handles, int64_t num, int8_t *marks)
 {
     int64_t found = 0;
@@ -91,6 +93,7 @@ EXPORT int64_t gp_get_marks(void **handles, int64_t num, int8_t *marks)
     return found;
 }
 
+/* Mark the gradients of these arrays as fresh, or as not. */
 EXPORT void gp_set_marks(void **handles, int64_t num, int64_t mark)
 {
     for (int64_t i = 0; i < num; i++)
@@ -114,6 +117,7 @@ static int64_t is_finite_double(const uint64_t *bits, int64_t num)
     return !found;
 }
 
+/* Write 1 to the result if no value of the arrays is NaN or infinite, else 0. Called by the engine. */
 EXPORT void gp_find_finite(void *run_context, const OnComplete *on_complete, FiniteLook *look)
 {
     int64_t is_finite = 1;

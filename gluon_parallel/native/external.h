@@ -1,18 +1,20 @@
-/* Functions of MXNet and of Python that the library calls. Python fills the struct when it loads the library.
+/* What is around the library: functions of MXNet, its engine and Python, mutexes shared with Python, and the clock.
 
-   MXNet's functions return 0, or another number after a failure. Python's take Python's lock; they may be called until
-   Python has ended, see `Interpreter`. The library needs neither MXNet nor Python to be built or loaded. */
+   Python fills `gp_external` when it loads the library, so neither MXNet nor Python is needed to build or load it. */
 #ifndef EXTERNAL_H
 #define EXTERNAL_H
 
 #include <pthread.h>
 #include <stdint.h>
+#include <time.h>
 
 #define EXPORT __attribute__((visibility("default")))
 
 struct Arrival;
 struct State;
 
+/* MXNet's functions return 0, or another number after a failure. Python's take Python's lock; they may be called until
+   Python has ended, see `Interpreter`. */
 typedef struct External {
     int (*MXEnginePushAsyncND)(void *, void *, void *, const void *, void *const *, int, void *const *, int, const int *,
                                int, const char *, _Bool);
@@ -44,13 +46,49 @@ typedef struct External {
                   void *result, void *description);
 } External;
 
-extern External gp_external; /* exported, by `external.c` */
+extern External gp_external; /* exported */
 
-/* Mutexes that Python and the library hold. The first function makes a recursive one in the memory that Python gives.
-   `gp_lock` returns 0 when the mutex is held, or another number if it is not after a moment, in which Python looks for
-   Ctrl-C. */
+/* The engine's CallbackOnComplete, given to a function that it runs. The function may copy it, and end later elsewhere. */
+typedef struct OnComplete {
+    void (*callback)(void *, void *, void *);
+    void *engine;
+    void *param;
+} OnComplete;
+
+/* `error` is NULL, or the address of the engine's exception. */
+static inline void complete(const OnComplete *waiting, void *error)
+{
+    waiting->callback(waiting->engine, waiting->param, error);
+}
+
+/* Whether Python can still be called. */
+typedef struct Interpreter {
+    _Atomic int64_t has_ended;
+    _Atomic int64_t num_calls; /* threads that have read `has_ended` and have not yet returned from Python */
+} Interpreter;
+
+/* An array that is waited for. The record, and the array's memory, are Python's. */
+typedef struct Arrival {
+    _Atomic int32_t arrived; /* whether the array is ready, or has failed */
+    const double *value;     /* NULL, or one of the array's: Python is told first where it is above 0 */
+} Arrival;
+
+/* Make a recursive mutex in this memory. */
 void gp_make_mutex(pthread_mutex_t *memory);
-int64_t gp_lock(pthread_mutex_t *mutex);
-void gp_unlock(pthread_mutex_t *mutex);
+
+#define SECOND 1000000000 /* times are in nanoseconds */
+
+static inline int64_t now(clockid_t clock)
+{
+    struct timespec time;
+    clock_gettime(clock, &time);
+    return (int64_t)time.tv_sec * SECOND + time.tv_nsec;
+}
+
+static inline struct timespec timespec_of(int64_t nanoseconds)
+{
+    struct timespec time = {nanoseconds / SECOND, nanoseconds % SECOND};
+    return time;
+}
 
 #endif

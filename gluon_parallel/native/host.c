@@ -12,11 +12,8 @@
    copies what it owns into its row, and what others own from theirs. */
 #include "host.h"
 
-#include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
-
-#include "external.h"
 
 /* DLPack's description of an array. */
 typedef struct DLTensor {
@@ -27,14 +24,6 @@ typedef struct DLTensor {
     int64_t *strides;
     uint64_t byte_offset;
 } DLTensor;
-
-static _Bool all_left(const Host *host, const HostKey *key, int64_t number)
-{
-    for (int64_t rank = 0; rank < host->size; rank++)
-        if (key->lines[rank].left < number)
-            return 0;
-    return 1;
-}
 
 /* Whether the exchange has no reason to stay in `state`. */
 static _Bool can_move(const HostExchange *exchange, int64_t state)
@@ -48,12 +37,12 @@ static _Bool can_move(const HostExchange *exchange, int64_t state)
     if (exchange->problem)
         return 0; /* until Python has seen it */
     if (state == HOLDING)
-        return all_left(host, key, exchange->number - key->depth);
+        return all_have(host, key, offsetof(Line, left), exchange->number - key->depth);
     if (state == SUMMING && key->sums_parts)
-        return all_summed(host, key, exchange->number);
+        return all_have(host, key, offsetof(Line, summed), exchange->number);
     if (state == SUMMING || (host->num_hosts > 1 && host->rank != 0))
         return key->lines[0].summed >= exchange->number;
-    return all_arrived(host, key, exchange->number);
+    return all_have(host, key, offsetof(Line, arrived), exchange->number);
 }
 
 /* Tell the engine that the exchange has ended; returns the one that can go on because of this, or NULL. */
@@ -71,13 +60,10 @@ static HostExchange *finish(HostExchange *exchange, void *error)
     complete(&waiting, error);
     if (error)
         pthread_mutex_unlock(host->errors);
-    if (key->num_queued > 0) {
-        int64_t num = host->num_exchanges; /* before the table, which grows */
-        struct HostExchange *const *exchanges = host->exchanges;
-        for (int64_t n = 0; n < num; n++)
-            if (exchanges[n]->key == key && exchanges[n]->number == following)
-                return exchanges[n];
-    }
+    if (key->num_queued > 0)
+        for (int64_t n = 0; n < host->num_exchanges; n++)
+            if (host->exchanges[n]->key == key && host->exchanges[n]->number == following)
+                return host->exchanges[n];
     return 0;
 }
 
@@ -133,7 +119,7 @@ EXPORT void gp_summed(Host *host, HostKey *const *keys, const int64_t *numbers, 
 {
     for (int64_t n = 0; n < num; n++)
         keys[n]->lines[0].summed = numbers[n];
-    wake_others(host);
+    ring_others(host, host->lines);
     gp_look(host);
 }
 
@@ -182,6 +168,11 @@ EXPORT void gp_begin_exchange(void *run_context, const OnComplete *on_complete, 
 
 enum { AT_ONCE = 4 }; /* FnProperty kAsync: it never waits, so the thread that pushes it may run it */
 
+/* Push exchanges[begin] to exchanges[num - 1]; for one that is under way, its first idle twin. Python calls it for all sums
+   of a step. Ctrl-C cannot come between an exchange's numbering and its push.
+
+   Returns `num`; or the index of the first one not pushed, as it and all its twins are under way; or, of one that the
+   engine has refused, its index inverted (~). */
 EXPORT int64_t gp_push(Host *host, HostExchange *const *exchanges, const int64_t *priorities, int64_t begin, int64_t num)
 {
     static const int property = AT_ONCE;

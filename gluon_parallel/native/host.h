@@ -5,9 +5,9 @@
 #ifndef HOST_H
 #define HOST_H
 
+#include <stddef.h>
 #include <stdint.h>
 
-#include "engine.h"
 #include "recorder.h"
 
 /* What one process tells those of its host: a line of the cache; others write only its bell and `sleeps`.
@@ -34,7 +34,7 @@ typedef struct Host {
     void *pushing;                           /* a mutex: exchanges are numbered in the order in which they are pushed */
     _Atomic int64_t stopped;
     _Atomic int64_t num_exchanges;
-    struct HostExchange *const *_Atomic exchanges;
+    struct HostExchange *const *exchanges;   /* a table that others are added to */
     int64_t patience;                        /* nanoseconds that a thread waits in `gp_gather` */
     RecorderPlace *recorder;
     int64_t num_hosts;
@@ -105,8 +105,9 @@ typedef struct HostExchange {
     struct HostExchange *_Atomic twin; /* another one over these arrays, for when this one is under way; or NULL */
 } HostExchange;
 
-/* Count up the bell of a line, and wake the thread that sleeps on it. */
+/* Count up the bell of a line, and wake the thread that sleeps on it; or of all lines but this process's. */
 void ring(Line *line);
+void ring_others(const Host *host, Line *lines);
 
 /* Sleep until the bell of a line is not `bell` any more; `limit` is in nanoseconds, 0 for none. */
 void wait_for_bell(Line *line, int64_t bell, int64_t limit);
@@ -114,13 +115,8 @@ void wait_for_bell(Line *line, int64_t bell, int64_t limit);
 /* The engine calls it when an exchange's arrays are ready. */
 void gp_begin_exchange(void *run_context, const OnComplete *on_complete, HostExchange *exchange);
 
-/* Whether every process has arrived at the key's exchange of that number. */
-_Bool all_arrived(const Host *host, const HostKey *key, int64_t number);
-
-/* Whether every process has added up its part of the rows of that exchange. */
-_Bool all_summed(const Host *host, const HostKey *key, int64_t number);
-
-void wake_others(Host *host);
+/* Whether all processes have come to that number in a field of the key's lines, which is so many bytes from their begin. */
+_Bool all_have(const Host *host, const HostKey *key, size_t field, int64_t number);
 
 /* Steps of an exchange, by the thread that has it. Sum this process's devices into its row: */
 void arrive(HostExchange *exchange);
@@ -153,12 +149,5 @@ void gp_look(Host *host);
 
 /* Python calls it when MPI has summed over the hosts, at so many keys the exchanges of these numbers. */
 void gp_summed(Host *host, HostKey *const *keys, const int64_t *numbers, int64_t num);
-
-/* Push exchanges[begin] to exchanges[num - 1]; for one that is under way, its first idle twin. Python calls it for all sums
-   of a step. Ctrl-C cannot come between an exchange's numbering and its push.
-
-   Returns `num`; or the index of the first one not pushed, as it and all its twins are under way; or, of one that the
-   engine has refused, its index inverted (~). */
-int64_t gp_push(Host *host, HostExchange *const *exchanges, const int64_t *priorities, int64_t begin, int64_t num);
 
 #endif

@@ -1,11 +1,9 @@
 /* Arithmetic of SyncBatchNorm by MXNet's operators: runs the graphs of Python's `operator_graphs` through MXNet's C API.
 
    It serves GPUs, float16 and mixed precisions. */
-#include <math.h>
-#include <stddef.h>
-
-#include "external.h"
 #include "sync_batch_norm.h"
+
+#include <math.h>
 
 /* The array that a C function has made, which is freed at the end of the pass. */
 static void *temporary(State *op, int status, void *array)

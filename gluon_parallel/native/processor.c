@@ -4,8 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "external.h"
-#include "kernels.h"
 #include "sums.h"
 
 #if defined(__x86_64__)
@@ -19,6 +17,7 @@ static uint64_t saved_registers(void)
     return (uint64_t)high << 32 | low;
 }
 
+/* The best version for this machine. */
 EXPORT int64_t gp_best_processor(void)
 {
     enum { FMA = 1 << 12, OSXSAVE = 1 << 27, F16C = 1 << 29 };                                        /* leaf 1, ecx */
@@ -42,6 +41,7 @@ EXPORT int64_t gp_best_processor(void)
 }
 #endif
 
+/* The best version for this machine, or the one that GLUON_PARALLEL_PROCESSOR names; -1 if this machine has no such. */
 EXPORT int64_t gp_processor(void)
 {
     static const char *const names[] = {"baseline", "avx2", "avx512"};
@@ -55,35 +55,11 @@ EXPORT int64_t gp_processor(void)
     return -1;
 }
 
-static void *values_of(State *op, void *array)
-{
-    void *values = 0; /* the array is in the plain layout, so this waits for nothing */
-    if (array && (gp_external.MXNDArrayGetData(array, &values) || !values))
-        op->failed = MXNET_FAILED;
-    return values;
-}
-
-static void open_in_memory(State *op)
-{
-    void **arrays[] = {&op->x,  &op->gamma, &op->beta,   &op->y,     &op->running_mean, &op->running_variance,
-                       &op->dy, &op->dx,    &op->dgamma, &op->dbeta};
-    for (unsigned n = 0; n < sizeof arrays / sizeof *arrays; n++)
-        *arrays[n] = values_of(op, *arrays[n]);
-}
-
-static void close_in_memory(State *op)
-{
-    (void)op; /* kernels on memory hold no handles */
-}
-
-#define STEPS(version)                                                                                                 \
-    {open_in_memory,      measure_##version, take_batch_##version, take_running_##version,                             \
-     normalise_##version, sums_##version,    gradient_##version,   close_in_memory}
-#define VERSION(processor) {sum_arrays_##processor, {STEPS(float_##processor), STEPS(double_##processor)}}
+#define VERSION(processor) {sum_arrays_##processor, {&arithmetic_float_##processor, &arithmetic_double_##processor}}
 
 static const struct Version {
     sum_function *sum_arrays;
-    Arithmetic arithmetic[2]; /* of float32 and of float64 */
+    const Arithmetic *arithmetic[2]; /* of float32 and of float64 */
 } versions[NUM_PROCESSORS] = {
     VERSION(baseline),
 #if defined(__x86_64__)
@@ -101,9 +77,10 @@ static const struct Version *version_of(int64_t processor)
 
 EXPORT const Arithmetic *gp_arithmetic_in_memory(int64_t is_double, int64_t processor)
 {
-    return &version_of(processor)->arithmetic[is_double != 0];
+    return version_of(processor)->arithmetic[is_double != 0];
 }
 
+/* `sum_arrays` in the version for that processor, or for this machine's if it is below 0. */
 EXPORT void gp_sum_arrays(int64_t processor, int64_t from, int64_t to, char *const *sources, int64_t num, char *out,
                           int64_t size)
 {
@@ -117,6 +94,7 @@ __attribute__((constructor)) static void choose(void)
     sum_arrays = version_of(-1)->sum_arrays;
 }
 
+/* The hash of the files that the library was built from; more words follow if it was built to be debugged. */
 EXPORT const char *gluon_parallel_sources(void)
 {
     return SOURCES;

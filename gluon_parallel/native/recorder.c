@@ -1,9 +1,6 @@
 /* Flight recorder: writes entries, and runs in MXNet's engine before and behind exchanges of other libraries. */
 #include "recorder.h"
 
-#include "clock.h"
-#include "external.h"
-
 static RingEntry *entry_of(RecorderPlace *place, int64_t number)
 {
     return &place->memory->ring[number % CAPACITY];
@@ -30,6 +27,7 @@ EXPORT void gp_recorder_end(RecorderPlace *place, int64_t number, int64_t done)
         entry->done = done ? done : now(CLOCK_MONOTONIC);
 }
 
+/* The engine calls these when the arrays that an exchange reads are ready, and when its results are there. */
 EXPORT void gp_recorded_begin(void *run_context, const OnComplete *on_complete, RecordedExchange *exchange)
 {
     (void)run_context;

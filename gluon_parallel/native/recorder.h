@@ -5,9 +5,7 @@
 #ifndef RECORDER_H
 #define RECORDER_H
 
-#include <stdint.h>
-
-#include "engine.h"
+#include "external.h"
 
 #define CAPACITY 2048        /* entries of the ring */
 #define GAVE_UP (-2)         /* in place of `done`: the others did not come within the limit, or were lost */
@@ -56,9 +54,5 @@ int64_t gp_recorder_begin(RecorderPlace *place, int64_t name, int64_t call, int6
 /* Record when it ended, unless so much was recorded since that its entry is gone. `done` is 0 for now, or
    GAVE_UP. */
 void gp_recorder_end(RecorderPlace *place, int64_t number, int64_t done);
-
-/* The engine calls these when the arrays that an exchange reads are ready, and when its results are there. */
-void gp_recorded_begin(void *run_context, const OnComplete *on_complete, RecordedExchange *exchange);
-void gp_recorded_end(void *run_context, const OnComplete *on_complete, RecordedExchange *exchange);
 
 #endif

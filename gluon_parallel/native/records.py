@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import graphlib
 import re
 import types
 from pathlib import Path
@@ -36,7 +37,8 @@ class Record(ctypes.Structure):
 def _read_headers() -> Any:
     found = types.SimpleNamespace()
     texts = {path.name: _COMMENT.sub("", path.read_text("utf-8")) for path in sorted(_FOLDER.glob("[!.]*.h"))}
-    for header in _in_order_of_inclusion(texts):
+    included = {name: re.findall(r'#include "(\w+\.h)"', text) for name, text in texts.items()}
+    for header in graphlib.TopologicalSorter(included).static_order():
         for declaration in _DECLARATION.finditer(texts[header]):
             if declaration["record"]:
                 fields = list(_fields(declaration["fields"], found))
@@ -51,20 +53,6 @@ def _read_headers() -> Any:
                     number = int(value) if value else number + 1
                     setattr(found, name.strip(), number)
     return found
-
-
-def _in_order_of_inclusion(texts: dict[str, str]) -> list[str]:
-    ordered: list[str] = []
-
-    def add(name: str) -> None:
-        for included in re.findall(r'#include "(\w+\.h)"', texts[name]):
-            add(included)
-        if name not in ordered:
-            ordered.append(name)
-
-    for name in texts:
-        add(name)
-    return ordered
 
 
 def _fields(text: str, known: Any) -> Any:

@@ -1,26 +1,45 @@
-/* What a process does with its rows of shared memory and its arrays when an exchange moves on; see `host.h`. */
+/* What a process does with its rows of shared memory when an exchange moves on, or vectors are gathered; see `host.h`.
+
+   Processes sleep on words of the memory. */
+#include "host.h"
+
+#include <linux/futex.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
-#include "external.h"
-#include "host.h"
 #include "sums.h"
 
-void wake_others(Host *host)
+#define LOOKS 200 /* some microseconds, before a thread that waits sleeps; on few cores it must not take longer */
+
+void ring(Line *line)
+{
+    line->bell++;
+    if (line->sleeps && atomic_exchange(&line->sleeps, 0)) /* whoever rings next finds the thread awake, or about to be */
+        syscall(SYS_futex, &line->bell, FUTEX_WAKE, 1, 0, 0, 0);
+}
+
+void wait_for_bell(Line *line, int64_t bell, int64_t limit)
+{
+    struct timespec time = timespec_of(limit); /* the futex is the bell's lower half, on little-endian machines */
+    syscall(SYS_futex, &line->bell, FUTEX_WAIT, (uint32_t)bell, limit ? &time : 0, 0, 0);
+}
+
+_Bool all_have(const Host *host, const HostKey *key, size_t field, int64_t number)
+{
+    for (int64_t rank = 0; rank < host->size; rank++)
+        if (*(_Atomic int64_t *)((char *)&key->lines[rank] + field) < number)
+            return 0;
+    return 1;
+}
+
+void ring_others(const Host *host, Line *lines)
 {
     for (int64_t rank = 0; rank < host->size; rank++)
         if (rank != host->rank)
-            ring(&host->lines[rank]);
-}
-
-_Bool all_summed(const Host *host, const HostKey *key, int64_t number)
-{
-    for (int64_t rank = 0; rank < host->size; rank++)
-        if (key->lines[rank].summed < number)
-            return 0;
-    return 1;
+            ring(&lines[rank]);
 }
 
 static void copy(int64_t dtype, const char *source, char *out, int64_t begin, int64_t end)
@@ -81,9 +100,9 @@ void arrive(HostExchange *exchange)
     }
     key->lines[host->rank].arrived = number;
     host->lines[host->rank].beat++;
-    if (all_arrived(host, key, number)) {
+    if (all_have(host, key, offsetof(Line, arrived), number)) {
         if (host->num_hosts == 1)
-            wake_others(host);
+            ring_others(host, host->lines);
         else if (host->rank != 0)
             ring(&host->lines[0]);
     }
@@ -113,8 +132,8 @@ void sum_part(HostExchange *exchange)
     sum_arrays(wide(key->dtype), key->dtype, rows, 0, host->size, *out, begin, end);
     sum_arrays(key->dtype, wide(key->dtype), out, 0, 1, rows[host->rank], begin, end);
     key->lines[host->rank].summed = number;
-    if (all_summed(host, key, number))
-        wake_others(host);
+    if (all_have(host, key, offsetof(Line, summed), number))
+        ring_others(host, host->lines);
 }
 
 void leave(HostExchange *exchange)
@@ -167,4 +186,41 @@ void spoil(HostExchange *exchange, int64_t state)
         int64_t size = exchange->segments[n / num_devices].num_values * size_of(dtype);
         memset(exchange->arrays[exchange->num_read + n], dtype == INT32 ? 0 : 0xff, (size_t)size);
     }
+}
+
+/* Wait, no longer than the host's patience, until all have arrived; returns whether they have. */
+static _Bool wait_for_all(const Host *host, const HostKey *key, int64_t number)
+{
+    Line *line = &key->lines[host->rank];
+    for (int look = 0; look < LOOKS; look++)
+        if (all_have(host, key, offsetof(Line, arrived), number))
+            return 1;
+    int64_t bell = line->bell;
+    line->sleeps = 1;
+    if (!all_have(host, key, offsetof(Line, arrived), number))
+        wait_for_bell(line, bell, host->patience);
+    line->sleeps = 0;
+    return all_have(host, key, offsetof(Line, arrived), number);
+}
+
+EXPORT int64_t gp_gather(Host *host, HostKey *key, int64_t number, const void *vector, char *out)
+{
+    int64_t num_bytes = key->num_values;
+    char *const *rows = key->rows + number % 2 * host->size; /* who arrives has left the call before the last */
+    Line *line = &key->lines[host->rank];
+    if (vector) {
+        key->record = gp_recorder_begin(host->recorder, key->name, number, num_bytes);
+        memcpy(rows[host->rank], vector, (size_t)num_bytes);
+        line->arrived = number;
+        host->lines[host->rank].beat++;
+        if (all_have(host, key, offsetof(Line, arrived), number))
+            ring_others(host, key->lines);
+    }
+    if (!wait_for_all(host, key, number))
+        return 0;
+    for (int64_t rank = 0; rank < host->size; rank++)
+        memcpy(out + rank * num_bytes, rows[rank], (size_t)num_bytes);
+    line->left = number;
+    gp_recorder_end(host->recorder, key->record, 0);
+    return 1;
 }

@@ -29,8 +29,4 @@ typedef void sum_function(int64_t from, int64_t to, char *const *sources, int64_
 extern sum_function sum_arrays_baseline, sum_arrays_avx2, sum_arrays_avx512;
 extern sum_function *sum_arrays; /* the version for this processor */
 
-/* The version for that processor, or for this machine's if it is below 0. */
-void gp_sum_arrays(int64_t processor, int64_t from, int64_t to, char *const *sources, int64_t num, char *out,
-                   int64_t size);
-
 #endif

@@ -4,8 +4,6 @@
 
 #include <stdint.h>
 
-#include "combine.h"
-#include "engine.h"
 #include "host.h"
 
 struct State;
@@ -44,6 +42,10 @@ typedef struct Graph {
 
 enum { WIDEN, MEASURE, UPDATE_RUNNING, TAKE_RUNNING, NORMALISE, SUMS, PARAMETER_GRADIENTS, GRADIENT, NARROW, ADD_TO,
        NUM_GRAPHS };
+
+enum { FORWARD, BACKWARD }; /* directions of an exchange: moments, and sums */
+
+#define HEADER 2 /* numbers before the values of a message between processes: how many take part, and the call's number */
 
 enum { NOT_FAILED, MXNET_FAILED, NOT_REDUCED, NO_FORWARD }; /* why a pass fails */
 enum { NOTHING = 0, ADD = 3 };                              /* of MXNet's requests; the others mean write */
@@ -164,6 +166,14 @@ void gp_open_layer(Layer *layer, int64_t is_open);
 /* A pass that began then has ended, and took so much processor time. */
 void add_spent(State *op, int64_t direction, int64_t began, int64_t processor);
 
+/* Python calls it: messages of processes (num, size) give that of all, (size,); see `combine`. The header is combined as
+   well; the call's number becomes NaN where the processes' numbers differ. */
+void gp_combine_messages(const double *rows, int64_t num, int64_t size, int64_t direction, double *result);
+
+/* MXNet's callbacks for the passes of an operator. */
+int gp_forward(int num, void **arrays, const int *tags, const int *requests, int is_training, State *op);
+int gp_backward(int num, void **arrays, const int *tags, const int *requests, int is_training, State *op);
+
 /* MXNet's MXCallbackList: the functions of an operator's description, or of an operator, and a context for each. */
 typedef struct CallbackList {
     int64_t num;
@@ -178,17 +188,11 @@ typedef struct Description {
     int64_t axis; /* of the channels */
 } Description;
 
-/* MXNet's callbacks. Those of a description and `gp_describe` run in the thread that traces or launches the operator. */
-int gp_list(const char ***result, const char **names); /* of the arguments, outputs or auxiliary states; NULL is last */
-int gp_infer_shape(int num, int *num_axes, int **shapes, const Description *description);
-int gp_infer_type(int num, int *dtypes, const Description *description);
-int gp_declare_backward_dependency(const int *dy, const int *inputs, const int *outputs, int *num, int **result,
-                                   const Description *description);
-int gp_create(const char *device, int num, unsigned **shapes, const int *num_axes, const int *dtypes,
-              CallbackList *result, Description *description);
-int gp_describe(const char *name, int num, char **keys, char **values, CallbackList *result);
-int gp_forward(int num, void **arrays, const int *tags, const int *requests, int is_training, State *op);
-int gp_backward(int num, void **arrays, const int *tags, const int *requests, int is_training, State *op);
-int gp_delete(Deletion *asked);
+/* What `gp_delete` is called with when MXNet deletes an operator or its description. */
+typedef struct Deletion {
+    Interpreter *python;
+    int (*function)(int64_t);
+    int64_t argument;
+} Deletion;
 
 #endif

@@ -20,7 +20,7 @@ import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel import engine
 from gluon_parallel.compat.array_types import as_tuple
-from gluon_parallel.kvstore.mpi import buckets, plan
+from gluon_parallel.kvstore.mpi import plan
 from gluon_parallel.kvstore.mpi.store import MPI
 from mxnet import gluon, nd
 
@@ -103,7 +103,7 @@ def ready_in_any_order(rng):
 def small_buckets():
     """Make several buckets of few arrays."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "plan", functools.partial(buckets.plan, first=200, following=4000))
+        patch.setattr(plan, "plan_buckets", functools.partial(plan.plan_buckets, first=200, following=4000))
         yield
 
 

@@ -16,7 +16,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "combine.h"
 #include "external.h"
 #include "host.h"
 #include "recorder.h"

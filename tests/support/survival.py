@@ -26,7 +26,7 @@ from gluon_parallel.kvstore import survival
 from gluon_parallel.kvstore.mpi import python_sums
 from gluon_parallel.kvstore.mpi.shared_memory import memory
 from gluon_parallel.kvstore.mpi.shared_memory.memory import SharedMemory
-from gluon_parallel.native.mutex import locked
+from gluon_parallel.native import locked
 from mxnet import gluon, nd
 
 NUM_EPOCHS, SAMPLES, BATCH = 3, 22, 6  # four batches each, of which the last one has 4 samples

@@ -102,22 +102,17 @@ class Operation:
         else:
             self.group.announce(self)
 
-    def prepare(self) -> None:
-        """Make MPI's persistent operations; all processes do so in one order."""
-        if self._persistent and not self._requests:
-            self._requests = [
-                getattr(self.group.comm, f"{what}_init")(*arguments) for what, arguments, _ in self._stages
-            ]
-
     def agreed(self) -> None:
-        """Start the stage that is due: all processes have come to this operation."""
-        self.prepare()
+        """Start the stage that is due: all processes have come to this operation, in one order."""
+        comm = self.group.comm
+        if self._persistent and not self._requests:
+            self._requests = [getattr(comm, f"{what}_init")(*arguments) for what, arguments, _ in self._stages]
         if self._requests:
             request = self._requests[self._stage]
             request.Start()
         else:
             what, arguments, _ = self._stages[self._stage]
-            request = getattr(self.group.comm, f"I{what.lower()}")(*arguments)
+            request = getattr(comm, f"I{what.lower()}")(*arguments)
         self._progress.started.append((request, self))
 
     def complete(self) -> None:
@@ -218,19 +213,6 @@ def allreduce(
 def are_few(group: ProcessGroup, source: np.ndarray) -> bool:
     """Whether so few processes sum such an array that each sends its whole array to the others."""
     return len(group.ranks) <= TWO_OR_THREE and source.nbytes < MOST
-
-
-def broadcast(group: ProcessGroup, name: bytes, signature: bytes, array: np.ndarray) -> Operation:
-    """The same, to be called once: `array` becomes that of the first process."""
-    arguments = [bytes_of(array), group.progress.mpi.BYTE], 0
-    return Operation(group, name, signature, [("Bcast", arguments, None)], array.nbytes, once=True)
-
-
-def allgather(group: ProcessGroup, name: bytes, signature: bytes, rows: np.ndarray) -> Operation:
-    """The same: each row of `rows` becomes that of its process."""
-    mpi = group.progress.mpi
-    arguments = mpi.IN_PLACE, [bytes_of(rows), rows[0].nbytes, mpi.BYTE]
-    return Operation(group, name, signature, [("Allgather", arguments, None)], rows[0].nbytes)
 
 
 def bytes_of(array: np.ndarray) -> np.ndarray:

@@ -14,9 +14,10 @@ from ...compat.array_types import as_legacy, as_tuple
 from ...engine import failures, make_plain
 from ..contract import Arrays, Keys, Plan
 from ..flight_recorder import RECORDER
-from .buckets import plan
-from .parts import are_on_host
 from .shared_memory.sums import KeySums, Pushes, SharedSum
+
+_ALONE = 1 << 20  # bytes from which on an array travels by itself
+_FIRST, _NEXT = 1 << 20, 25 << 20  # bytes of the first bucket, which starts early, and of those after it
 
 
 class SumPlan(Plan):
@@ -115,7 +116,7 @@ class SumPlan(Plan):
 
         kinds = list(map(kind, self._keys, self._values, self._outs))
         sizes = [0 if _are_rows(outs, outs) else outs[0].size * np.dtype(outs[0].dtype).itemsize for outs in self._outs]
-        return plan(sizes, kinds)
+        return plan_buckets(sizes, kinds)
 
     def _sums_of_bucket(self, numbers: Sequence[int]) -> KeySums:
         store, arrays = self.store, [self._outs[number][0] for number in numbers]
@@ -125,8 +126,53 @@ class SumPlan(Plan):
         labels = [RECORDER.kind_key_label(f"{store._number}s:{key}".encode())[2] for key in (first, last)]
         if all(labels):
             store.describe(f"{first} to {last}", " to ".join(labels))
-        return store._progress.shared.sums(f"{store._number}s:{first} to {last}".encode(), signature, *arrays)
+        name, sizes = f"{store._number}s:{first} to {last}".encode(), [array.size for array in arrays]
+        return store._progress.shared.rows_of(KeySums, name, signature, sizes, arrays[0].dtype)
 
 
 def _are_rows(values: Sequence[Any], outs: Sequence[Any]) -> bool:
     return all(array.stype == "row_sparse" for array in (*values, *outs))
+
+
+def plan_buckets(
+    sizes: Sequence[float],
+    kinds: Sequence[Hashable],
+    order: Sequence[int] | None = None,
+    first: int = _FIRST,
+    following: int = _NEXT,
+    alone: int = _ALONE,
+) -> list[list[int]]:
+    """Which arrays travel together: lists of their numbers, in the order in which the backward pass finishes them.
+
+    A list has arrays of one kind.
+
+    Args:
+        sizes: bytes of each array.
+        kinds: of each, such as its dtype; None if it must travel by itself.
+        order: their numbers as they become ready; by default from the last one on, as last layers come first.
+        first, following: the most bytes of the first list of a kind, and of the others.
+        alone: bytes from which on an array has a list of its own.
+
+    Example:
+        >>> plan_buckets([8, 3, 3, 3, 3, 3], ["a", "a", "b", "a", "a", None], first=6, following=9, alone=8)
+        [[5], [4, 3], [2], [1], [0]]
+    """
+    found: list = []
+    rooms: dict = {}  # kind -> (its last list, how many bytes still fit)
+    for number in reversed(range(len(sizes))) if order is None else order:
+        kind, size = kinds[number], sizes[number]
+        if kind is None or size >= alone:
+            found.append([number])
+            continue
+        members, room = rooms.get(kind, (None, 0))
+        if size > room:
+            room = first if members is None else following
+            members = []
+            found.append(members)
+        members.append(number)
+        rooms[kind] = members, room - size
+    return found
+
+
+def are_on_host(arrays: Sequence[Any]) -> bool:
+    return all(array.ctx.device_type != "gpu" for array in arrays)

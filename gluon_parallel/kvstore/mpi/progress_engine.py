@@ -16,7 +16,7 @@ from ...engine.failures import mark_reported
 from ...errors import GluonParallelError
 from .agreement import ProcessGroup
 from .lost_workers import LostWorkers
-from .operations import Operation, allgather, has_persistent
+from .operations import Operation, bytes_of, has_persistent
 from .transport import FAILED, LEFT, MPI_LOCK, Backoff, Message, Messages
 
 OF_ALL, OF_LEADERS = (5, 6), (7, 8)  # messages up and down: of all processes, and of one process of each host
@@ -30,10 +30,9 @@ _IDLE = 0.1  # seconds between two looks at messages where nothing is under way
 class ProgressEngine:
     """All exchanges of this process with the others.
 
-    An operation is handed in by :meth:`submit`, from any thread, and waits for nobody. MPI is driven by the progress
-    thread, or by the thread that waits in :meth:`wait`: it need not be woken, which on a small vector costs more than
-    the exchange. Operations of different keys are independent; none waits for its turn behind another, so no order of
-    keys can make processes wait in a ring.
+    Any thread hands in operations by :meth:`submit`. MPI is driven by the progress thread, or by the thread that waits
+    in :meth:`wait`: to wake another one costs more than the exchange of a small vector. Operations of different keys do
+    not wait for each other, so no order of keys can make processes wait in a ring.
 
     Args:
         comm: a communicator of its own, of mpi4py.
@@ -129,7 +128,9 @@ class ProgressEngine:
         known = self._gathers.get((name, signature))
         if known is None:
             rows = np.empty((len(group.ranks), *vector.shape), vector.dtype)
-            known = self._gathers[name, signature] = rows, allgather(group, name, signature, rows), threading.Lock()
+            arguments = self.mpi.IN_PLACE, [bytes_of(rows), vector.nbytes, self.mpi.BYTE]
+            operation = Operation(group, name, signature, [("Allgather", arguments, None)], vector.nbytes)
+            known = self._gathers[name, signature] = rows, operation, threading.Lock()
         rows, operation, lock = known
         with lock:
             self.wait(operation, functools.partial(rows.__setitem__, group.place, vector))

@@ -1,4 +1,4 @@
-"""Sums in Python, by MPI's operations: of what the C library does not sum, such as 2 bits per value or sparse rows."""
+"""Sums in Python, by MPI's operations: of what the C library does not sum, in fewer bits per value, of sparse rows."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...allreduce import sum_rows
+from ...compat.array_types import BFLOAT16, narrowed, widened
 from ...split import shard_bounds
-from .compression import Half, TwoBits
 from .operations import Operation, allreduce, bytes_of
 
 if TYPE_CHECKING:
@@ -19,6 +19,96 @@ if TYPE_CHECKING:
 
 
 SMALL = 64 * 1024  # bytes up to which the latency of an exchange counts, and not its bytes
+
+
+class Half:
+    """As float16 or bfloat16; added in float32, and the sum rounded once more."""
+
+    scale = 1.0  # of what is added
+
+    def __init__(self, dtype: np.dtype) -> None:
+        self._dtype = dtype
+        self.note = " as bfloat16" if dtype == BFLOAT16 else " as float16"  # what the processes compare
+
+    def takes(self, dtype: np.dtype) -> bool:
+        """Whether arrays of that NumPy dtype are compressed; others travel as they are."""
+        return dtype.kind == "f" and dtype.itemsize > 2
+
+    def num_bytes(self, num: int) -> int:
+        """Of so many values."""
+        return num * self._dtype.itemsize
+
+    def dtype_of_sum(self, num_processes: int, small: bool) -> np.dtype:
+        """As what the sum of arrays over so many processes travels; that of small ones is not rounded."""
+        return np.dtype(np.float32) if small else self._dtype
+
+    def encode(self, vector: np.ndarray, residual: np.ndarray) -> np.ndarray:
+        """What travels for `vector`, a 1-D NumPy array, as bytes; `residual` is for what is left out: nothing here."""
+        same = vector.dtype == self._dtype
+        return (vector if same else narrowed(vector.astype(np.float32), self._dtype)).view(np.uint8)
+
+    def decode(self, piece: np.ndarray, num: int) -> np.ndarray:
+        """What has travelled, so many values, as it is added."""
+        return widened(piece.view(self._dtype))
+
+
+HALVES = {dtype: Half(dtype) for dtype in (np.dtype(np.float16), BFLOAT16)}
+
+
+class TwoBits:
+    """As -threshold, 0 or +threshold; what was left out stays in a residual and is added next time. MXNet's semantics.
+
+    The sum over up to 127 processes takes 8 bits per value, over more of them 16.
+
+    Example:
+        >>> two = TwoBits(0.5)
+        >>> gradient, residual = np.array([0.7, 0.3, -2.0], np.float32), np.zeros(3, np.float32)
+        >>> [(0.5 * two.decode(two.encode(gradient, residual), 3)).tolist() for _ in range(3)]
+        [[0.5, 0.0, -0.5], [0.5, 0.5, -0.5], [0.5, 0.0, -0.5]]
+    """
+
+    def __init__(self, threshold: float) -> None:
+        self.scale = threshold
+        self.note = f" in 2 bits of {threshold:g}"
+
+    def takes(self, dtype: np.dtype) -> bool:
+        return dtype.kind == "f"
+
+    def num_bytes(self, num: int) -> int:
+        return (2 * num + 7) // 8
+
+    def dtype_of_sum(self, num_processes: int, small: bool) -> np.dtype:
+        return np.dtype(np.int8 if num_processes < 128 else np.int16)
+
+    def encode(self, vector: np.ndarray, residual: np.ndarray) -> np.ndarray:
+        residual += widened(vector) if vector.dtype == BFLOAT16 else vector
+        up, down = residual >= self.scale, residual <= -self.scale
+        residual -= self.scale * (up.astype(residual.dtype) - down.astype(residual.dtype))
+        return np.packbits(np.concatenate([up, down]))
+
+    def decode(self, piece: np.ndarray, num: int) -> np.ndarray:
+        up, down = np.unpackbits(piece)[: 2 * num].reshape(2, num).astype(np.int16)
+        return up - down
+
+
+def compressor(parameters: Any) -> Half | TwoBits | None:
+    """What compresses after MXNet's ``compression_params``, or None.
+
+    Raises:
+        ValueError: it has an unknown type, or a threshold that is not positive.
+    """
+    parameters = dict(parameters)
+    kind = parameters.pop("type", None)
+    if kind == "2bit":
+        threshold = float(parameters.pop("threshold", 0.5))
+        if threshold > 0 and not parameters:
+            return TwoBits(threshold)
+    elif kind in ("none", "fp16", "bf16") and not parameters:
+        return {"fp16": HALVES[np.dtype(np.float16)], "bf16": HALVES[BFLOAT16]}.get(kind)
+    raise ValueError(
+        f"compression_params: cannot use type {kind!r} with {parameters}; expected {{'type': 'fp16'}}, "
+        "{'type': 'bf16'} or {'type': '2bit', 'threshold': a positive number}"
+    )
 
 
 class PlainSum:
@@ -83,12 +173,11 @@ class CompressedSum(PlainSum):
     def _add_up(self) -> None:
         with np.errstate(all="ignore"):  # an infinite gradient is the caller's to find
             rows = (self._codec.decode(piece, self._mine) for piece in self._incoming)
-            sums = self._codec.encode_sum(functools.reduce(np.add, rows), self._dtype)
-        self._results[self._place][:] = bytes_of(sums)
+            self._results[self._place][:] = bytes_of(narrowed(functools.reduce(np.add, rows), self._dtype))
 
     def read(self, out: np.ndarray) -> None:
         for part, piece in zip(self._parts, self._results):
-            out[part] = self._codec.decode_sum(piece.view(self._dtype), out.dtype)
+            out[part] = narrowed(np.float32(self._codec.scale) * widened(piece.view(self._dtype)), out.dtype)
 
 
 def _pieces(sizes: Iterable[int]) -> tuple[tuple[np.ndarray, list[int], list[int]], list[np.ndarray]]:

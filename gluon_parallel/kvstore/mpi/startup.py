@@ -1,7 +1,8 @@
-"""Start-up of MPI: handshake with all processes, communicator, progress engine; once per process."""
+"""Use of MPI by this process from its start, a handshake with all processes, to its end, at which it waits for them."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import os
@@ -14,12 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from ...compat import environment
-from ...errors import StoreUnavailable, WorkerLost
-from .. import flight_recorder
+from ...compat import environment, mx
+from ...engine import settle
+from ...engine.failures import is_reported
+from ...errors import LOG, StoreUnavailable, WorkerLost
+from .. import flight_recorder, heartbeat
 from ..environment import LIMIT, MIN_PROCESSES, default_timeout, refuse_if_alone
 from ..handshake import SAME_VERSIONS, differ, leave_without_waiting, spelled, version, words_of
-from . import ending
 from .pmix import follow_launcher
 from .progress_engine import ProgressEngine
 from .shared_memory.memory import map_memory
@@ -28,8 +30,11 @@ from .transport import PICKLE, made_within_limit
 _HELLO = 70  # MPI's tag
 _RETURN_FAILURES, _TRANSPORTS = "OMPI_MCA_mpi_ft_enable", "OMPI_MCA_btl"
 _GRACE = 2.0  # seconds after the limit in which process 0 says who is missing
+_FAREWELL = 10  # limits; at the end rank 0 may still evaluate and write
 
 _lock = threading.Lock()
+registered: list = []  # the progress engines of this process: of all processes, and of parts of them
+_reasons: list = []  # why this process will end early, the first one first
 
 
 def progress_engine() -> ProgressEngine:
@@ -42,7 +47,7 @@ def progress_engine() -> ProgressEngine:
         WorkersDiffer: the processes run different versions.
     """
     with _lock:
-        if not ending.registered:
+        if not registered:
             limit = default_timeout()
             mpi = _mpi(limit)
             vendor, numbers = mpi.get_vendor()
@@ -55,10 +60,11 @@ def progress_engine() -> ProgressEngine:
             if MIN_PROCESSES in os.environ:
                 follow_launcher()
             progress = ProgressEngine(comm, limit)
-            ending.register(progress)
+            registered.append(progress)
+            atexit.register(_leave)
             flight_recorder.start(progress.rank, progress.size, progress)
             progress.shared = map_memory(progress)
-        return ending.registered[0]
+        return registered[0]
 
 
 def part_of(progress: ProgressEngine, members: Sequence[int] | None) -> ProgressEngine | None:
@@ -73,7 +79,7 @@ def part_of(progress: ProgressEngine, members: Sequence[int] | None) -> Progress
         return None
     whole, ranks = progress.whole or progress, [progress.ranks[rank] for rank in members]
     part = ProgressEngine(comm, progress.timeout, whole, ranks)
-    ending.registered.append(part)
+    registered.append(part)
     part.shared = map_memory(part)
     return part
 
@@ -175,3 +181,67 @@ def _incomplete(requests: Sequence[Any], deadline: float) -> list[int]:
         waiting -= {number for number in waiting if requests[number].Test()}
         time.sleep(0.001 if waiting else 0)
     return sorted(waiting)
+
+
+def leave_because(reason: str) -> None:
+    """Remember why this process will end early, in words, for the others to be told: an exit status says little."""
+    _reasons.append(reason)
+
+
+def tell_others(reason: str) -> None:
+    """Let the other processes know that this one is about to end early; they stop waiting for it at once.
+
+    At the end of a program this happens by itself, unless it leaves through ``os._exit``. The `reason` in words is used
+    unless :func:`leave_because` was told better ones.
+    """
+    for progress in registered:  # none in a process that has not used MPI, which must not begin with it now
+        with contextlib.suppress(progress.mpi.Exception):  # of a process that has been lost meanwhile
+            progress.close((*_reasons, reason)[0])
+
+
+def _leave() -> None:
+    """At the program's end: after success wait for the other processes; after a failure send them the reason alone."""
+    from mpi4py import MPI
+
+    progress = registered[0]
+    uncaught = getattr(sys, "last_value", None)  # the interpreter keeps there what it has just printed
+    reason = "" if uncaught is None else f"{type(uncaught).__name__}: {uncaught}"
+    if not reason and progress.others:
+        reason = "".join(_reasons[:1])
+    if not reason and progress.failure is None:
+        try:
+            unseen = settle()
+        except mx.base.MXNetError as error:
+            unseen = [error]
+        for failure in unseen:
+            reason = reason or f"{type(failure).__name__}: {failure}"
+            LOG.error(f"gluon_parallel: {type(failure).__name__}: {failure}")
+    was_done = progress.failure is None and not reason
+    for part in registered[1:]:
+        part.close(reason, limit=0.0)
+    try:
+        missing = progress.close(reason, _FAREWELL * progress.timeout)
+    except MPI.Exception:
+        if MIN_PROCESSES not in os.environ:
+            raise
+        missing = []
+        if was_done and progress.failure is None:
+            _exit(0)  # a process was lost that, like this one, was done
+    if progress.failure is None and not reason and not missing:
+        if not MPI.Is_finalized() and progress.size == MPI.COMM_WORLD.size:  # after a loss it may wait for ever
+            MPI.Finalize()
+        return
+    if was_done and progress.failure is not None:
+        heartbeat.send(heartbeat.WAS_DONE)  # another process failed later, and says why
+    elif was_done:
+        LOG.error(f"gluon_parallel: process {progress.rank}: {missing} did not end within the limit")
+    elif uncaught is None and not reason and not is_reported(progress.failure):
+        LOG.error(f"gluon_parallel: {type(progress.failure).__name__}: {progress.failure}")
+    _exit(1)
+
+
+def _exit(status: int) -> None:
+    """Leave, but not through MPI_Finalize, which would wait for those who are gone."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

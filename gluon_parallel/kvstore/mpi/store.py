@@ -17,22 +17,19 @@ from ..contract import Arrays, Bounds, Keys
 from ..flight_recorder import RECORDER
 from ..handshake import signature as signature_of
 from ..reserved_keys import FIRST_COUNT
-from .compression import Half, TwoBits, compressor
-from .operations import Operation, broadcast, bytes_of
-from .parts import are_on_host, exchange_in_shared_memory
-from .plan import SumPlan
-from .python_sums import SMALL, CompressedSum, PlainSum, add_up, gather_rows, rows_of
-from .reduction import Reduction
+from .operations import Operation, bytes_of
+from .plan import SumPlan, are_on_host
+from .python_sums import HALVES, SMALL, CompressedSum, Half, PlainSum, TwoBits, add_up, compressor, gather_rows, rows_of
+from .shared_memory.parts import exchange_in_shared_memory
+from .shared_memory.rows import Reduction, SharedGather
+from .shared_memory.sums import KeySums
 from .startup import part_of, progress_engine
 
 if TYPE_CHECKING:
     from .progress_engine import ProgressEngine
-    from .shared_memory.gathers import SharedGather
     from .shared_memory.parts import SharedParts
-    from .shared_memory.sums import KeySums
 
 _numbers = itertools.count()
-_HALVES = {dtype: Half(dtype) for dtype in (np.dtype(np.float16), BFLOAT16)}  # arrays that travel as they are
 
 
 class MPI(Store):
@@ -68,14 +65,8 @@ class MPI(Store):
         shared = self._progress.shared
         self.sums_together = shared is not None and shared.num_hosts > 1  # over one host it would only add copies
 
-    def plan(
-        self,
-        keys: Keys,
-        values: Sequence[Any],
-        outs: Sequence[Any] | None = None,
-        priorities: Sequence[int] | None = None,
-    ) -> SumPlan:
-        return SumPlan(self, keys, values, outs, priorities)
+    def plan(self, *arguments: Any, **options: Any) -> SumPlan:
+        return SumPlan(self, *arguments, **options)
 
     def _sum(self, key: Hashable, values: Sequence[Any], outs: Sequence[Any], priority: int) -> None:
         self._planned(key, (key,), (values,), (outs,), [priority])
@@ -100,7 +91,8 @@ class MPI(Store):
         if self._compresses(key, array) and not (self.sums_together and isinstance(self._compressor, Half)):
             return None
         codec = self._codec(key, array) if self.sums_together else None
-        return shared.sums(*self._names("s", key, array), array, codec=codec)
+        kind = functools.partial(KeySums, codec=codec)
+        return shared.rows_of(kind, *self._names("s", key, array), [array.size], array.dtype)
 
     def travels_with_others(self, key: Hashable, array: Any) -> bool:
         """Whether that key's arrays may travel together with others between hosts."""
@@ -125,14 +117,18 @@ class MPI(Store):
         def on(sources: list[np.ndarray], out: np.ndarray) -> tuple:
             if sources[0].ctypes.data != out.ctypes.data:
                 np.copyto(out, sources[0])
-            return broadcast(self._progress.everyone, name, signature, out), _nothing, _nothing
+            stages = [("Bcast", ([bytes_of(out), self._progress.mpi.BYTE], 0), None)]
+            operation = Operation(self._progress.everyone, name, signature, stages, out.nbytes, once=True)
+            return operation, _nothing, _nothing
 
         self._start(key, name, [value], outs, on, priority)
 
     def sum_in_python(self, key: Hashable, values: Sequence[Any], outs: Sequence[Any], priority: int) -> None:
         """The arrays `outs` become the sum of all processes' `values`, on CPUs: what the C library does not sum."""
         name, signature = self._names("s", key, outs[0])
-        summing = self._operation(functools.partial(self._python_sum, key, name, signature, outs[0]), name, signature)
+        summing = self._operations.get((name, signature))
+        if summing is None:
+            summing = self._operations[name, signature] = self._python_sum(key, name, signature, outs[0])
 
         def on(sources: list[np.ndarray], out: np.ndarray) -> tuple:
             return summing.operation, lambda: summing.fill(sources), lambda: summing.read(out)
@@ -184,14 +180,10 @@ class MPI(Store):
 
             operation.call(before, end)
 
-        written = [*outs, self._order(name)]
+        if name not in self._orders:
+            self._orders[name] = mx.nd.zeros(1, ctx=mx.cpu())
+        written = [*outs, self._orders[name]]
         push_async(ready, read=values, write=written, name=f"gluon_parallel.mpi {key}", priority=priority)
-
-    def _operation(self, make: Callable[[], Any], *what: Any) -> Any:
-        """What carries out the exchanges of that name and signature; ``make()`` makes it at the first one."""
-        if what not in self._operations:
-            self._operations[what] = make()
-        return self._operations[what]
 
     def prepare_gather(self, key: Hashable, length: int) -> None:
         """Nothing: a key is prepared when it is gathered."""
@@ -232,12 +224,14 @@ class MPI(Store):
         shared = self._progress.shared
         if shared is None or shared.num_hosts > 1 or not shared.takes_vector(vector):
             return None
-        return shared.gathers(*self._names("g", key, vector), vector)
+        return shared.rows_of(SharedGather, *self._names("g", key, vector), vector.shape, vector.dtype)
 
     def reduce(self, key: Hashable, message: np.ndarray, direction: int) -> np.ndarray:
         name, signature = self._names("g", key, message)
-        make = functools.partial(Reduction, self._progress, name, signature, len(message), direction)
-        return self._operation(make, name, signature, direction).reduce(message)
+        what = name, signature, len(message), direction
+        if what not in self._operations:
+            self._operations[what] = Reduction(self._progress, *what)
+        return self._operations[what].reduce(message)
 
     def sum_parts(self, keys: Keys, arrays: Arrays, bounds: Bounds, whole: bool = False) -> None:
         stages = [(False, False), (True, False)] if whole else [(False, True)]
@@ -328,16 +322,10 @@ class MPI(Store):
 
     def _codec(self, key: Hashable, array: Any) -> Half | TwoBits | None:
         """What encodes that key's arrays on their way, or None."""
-        codec = self._compressor if self._compresses(key, array) else _HALVES.get(np.dtype(array.dtype))
+        codec = self._compressor if self._compresses(key, array) else HALVES.get(np.dtype(array.dtype))
         # Small arrays cost latency, not bytes, and a host's sum may be too large for float16.
         is_small = isinstance(codec, Half) and 4 * array.size <= SMALL
         return None if is_small and self.sums_together else codec
-
-    def _order(self, name: bytes) -> Any:
-        """The array that all exchanges of a name write."""
-        if name not in self._orders:
-            self._orders[name] = mx.nd.zeros(1, ctx=mx.cpu())
-        return self._orders[name]
 
 
 def _nothing() -> None:

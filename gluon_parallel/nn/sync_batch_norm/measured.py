@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ...native.mutex import locked
+from ...native import locked
 from ...native.records import C, address_of
 from .rendezvous import named
 from .sync_group import SyncGroup

@@ -1,7 +1,7 @@
 """Custom operator of SyncBatchNorm: its attributes and description, and the state of each of its instances.
 
-MXNet describes and creates operators through the C library (`native/description.c`), which works on the states
-(`native/passes.c`) and asks this file for what needs Python.
+MXNet describes, creates and runs operators through the C library (`native/custom_operator.c`), which asks this file
+for what needs Python.
 """
 
 from __future__ import annotations

@@ -16,11 +16,11 @@ from ... import native
 from ...errors import BarrierBroken, BarrierTimeout
 from ...kvstore import flight_recorder
 from ...kvstore.flight_recorder import RECORDER
-from ...native.mutex import locked, new_mutex
+from ...native import locked, new_mutex
 from ...native.records import C, address_of
 
 if TYPE_CHECKING:
-    from ...kvstore.mpi.shared_memory.gathers import SharedGather
+    from ...kvstore.mpi.shared_memory.rows import SharedGather
 
 DIRECTIONS = "forward", "backward"
 _PATIENCE = 0.1  # seconds after which a device that waits asks whether to wait on

@@ -4,57 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import hashlib
 import mmap
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....engine.failures import memory_of, remember
+from ....engine.failures import memory_of
 from ....engine.functions import one_error_at_a_time
-from ....errors import ArrayMismatch, ExchangeError, StoreUnavailable
-from ....native import function, provide
-from ....native.mutex import new_mutex
+from ....errors import ArrayMismatch, StoreUnavailable
+from ....native import function, new_mutex
 from ....native.records import C, address_of
 from ...flight_recorder import RECORDER
 from ...flight_recorder.ring import NUM_WORDS, host
 from ..agreement import ProcessGroup, key_of
 from ..progress_engine import OF_LEADERS
 from ..transport import made_within_limit
-from .gathers import SharedGather
-from .parts import SharedParts
 from .rows import DTYPES, LINE, TWICE
-from .sums import KeySums, SharedSum
 
 if TYPE_CHECKING:
-    from ..compression import Half, TwoBits
     from ..progress_engine import ProgressEngine
+    from .sums import SharedSum
 
 _NAP = 0.02  # seconds in which vectors are gathered, as a rule; else the gathering is watched
-
-_starts: list[weakref.ref[KeySums]] = []  # by the number that `start_between_hosts` is given
-
-
-def _start_between_hosts(number: int, call: int) -> int:
-    """What the C library calls when all processes of this host have arrived at a call."""
-    key = _starts[number]()
-    if key is None:  # its store is gone
-        return 0
-    try:
-        key.start(call)
-    except BaseException as error:  # Ctrl-C too: it cannot cross C, and the other hosts wait
-        progress = key.shared.progress
-        if not isinstance(error, Exception):
-            remember(error)
-            error = ExchangeError(f"the exchange between hosts did not begin: {type(error).__name__}")
-        progress.submit(functools.partial(progress.fail, error))
-    return 0
 
 
 class SharedMemory:
@@ -88,7 +64,7 @@ class SharedMemory:
         self.late: set = set()  # gatherings that take longer
         self._beats = np.zeros(num, np.int64)
         self._lines = (C.Line * num).from_buffer(memory)
-        self._table = np.zeros(1 << 10, np.int64)
+        self._table = np.zeros(1 << 20, np.int64)  # takes memory as it is used
         host = self.host = C.Host(size=num, rank=members.index(progress.rank), num_hosts=num_hosts)
         host.lines, host.exchanges = self.address, address_of(self._table)
         self._pushing = new_mutex()
@@ -104,37 +80,17 @@ class SharedMemory:
         """Whether the C library sums NDArrays like this one."""
         return array.dtype in DTYPES and array.size > 0
 
-    def sums(self, name: bytes, signature: bytes, *arrays: Any, codec: Half | TwoBits | None = None) -> KeySums:
-        """What sums arrays like these, of one device, at a key of the progress engine; `codec`: as of a KeySums."""
-        kind = functools.partial(KeySums, codec=codec)
-        return self._rows_of(kind, name, signature, [array.size for array in arrays], arrays[0].dtype)
-
-    def parts(self, name: bytes, dtype: Any) -> SharedParts:
-        """What sums and gathers values with owners, of arrays of that dtype."""
-        return self._rows_of(SharedParts, name, b"", None, dtype)
-
     @staticmethod
     def takes_vector(vector: np.ndarray) -> bool:
         """Whether a host's vectors like this one are gathered here: long ones are not."""
         return 0 < vector.nbytes <= TWICE
 
-    def gathers(
-        self, name: bytes, signature: bytes, vector: np.ndarray, kind: type[SharedGather] = SharedGather
-    ) -> SharedGather:
-        """What gathers vectors like this one over the processes of this host."""
-        return self._rows_of(kind, name, signature, vector.shape, vector.dtype)
-
-    def _rows_of(self, kind: Callable[..., Any], name: bytes, signature: bytes, shape: Any, dtype: Any) -> Any:
+    def rows_of(self, kind: Callable[..., Any], name: bytes, signature: bytes, shape: Any, dtype: Any) -> Any:
+        """The :class:`.Rows` of that kind at a key of the progress engine; made at the first call."""
         with self._lock:
             if (name, signature) not in self._rows:
                 self._rows[name, signature] = kind(self, name, signature, shape, np.dtype(dtype))
             return self._rows[name, signature]
-
-    @staticmethod
-    def number_of(key: KeySums) -> int:
-        """The number by which the C library calls ``key.start``."""
-        _starts.append(weakref.ref(key))  # a store that has ended is not kept for it
-        return len(_starts) - 1
 
     def allocate(self, size: int) -> int:
         """The offset of so many bytes; all processes do so in the same order."""
@@ -148,15 +104,9 @@ class SharedMemory:
     def enter(self, exchange: SharedSum) -> None:
         """Make a new exchange known to the driver."""
         with self._lock:
-            number = len(self._sums)
-            if number == len(self._table):
-                table = np.concatenate([self._table, np.zeros_like(self._table)])
-                self._kept = [self._table, *getattr(self, "_kept", ())]  # the driver may be reading it
-                self._table = table
-                self.host.exchanges = address_of(table)
+            self._table[len(self._sums)] = address_of(exchange.record)
             self._sums.append(exchange)
-            self._table[number] = address_of(exchange.record)
-            self.host.num_exchanges = number + 1
+            self.host.num_exchanges = len(self._sums)
 
     def look(self) -> None:
         """Move everything that can be moved."""
@@ -217,7 +167,6 @@ class SharedMemory:
 
 
 _look, _wake, _summed = function("gp_look", 1), function("gp_wake", 1), function("gp_summed", 4)
-provide("start_between_hosts", _start_between_hosts, ctypes.c_int64, ctypes.c_int64)
 
 
 SWITCH = "GLUON_PARALLEL_SHARED_MEMORY"  # 0: every process is a host of its own
@@ -233,25 +182,23 @@ def map_memory(progress: ProgressEngine) -> SharedMemory | None:
     # The naive engine knows no function that ends later.
     usable = os.environ.get("MXNET_ENGINE_TYPE") != "NaiveEngine"
     digest = np.frombuffer(hashlib.sha256(_host(progress.rank).encode()).digest(), np.int64)
-    rows = progress.gather(b"hosts:name", b"", np.array([usable, os.getpid(), *digest]))
-    if not rows[:, 0].all():
-        return None
-    # By host: its number is that of its first process, which speaks for it.
-    names = [row.tobytes() for row in rows[:, 2:]]
-    first = np.array([names.index(name) for name in names])
     size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # of addresses; memory it takes as it is used
     with contextlib.ExitStack() as closing:
         file, memory = -1, None
-        if first[progress.rank] == progress.rank:
-            with contextlib.suppress(OSError):
-                file = os.memfd_create("gluon_parallel")
-                closing.callback(os.close, file)
-                os.ftruncate(file, size)
-        files = progress.gather(b"hosts:memory", b"", np.array([file, size]))
-        leader = first[progress.rank]
+        with contextlib.suppress(OSError):
+            file = os.memfd_create("gluon_parallel")
+            closing.callback(os.close, file)
+            os.ftruncate(file, size)
+        rows = progress.gather(b"hosts:name", b"", np.array([usable, os.getpid(), file, size, *digest]))
+        if not rows[:, 0].all():
+            return None
+        # By host: its number is that of its first process, which speaks for it and whose file all use.
+        names = [row.tobytes() for row in rows[:, 4:]]
+        first = np.array([names.index(name) for name in names])
+        _, process, file, size = rows[first[progress.rank], :4].tolist()
         with contextlib.suppress(OSError, ValueError):
-            with open(f"/proc/{rows[leader, 1]}/fd/{files[leader, 0]}", "r+b", buffering=0) as opened:
-                memory = mmap.mmap(opened.fileno(), int(files[leader, 1]))
+            with open(f"/proc/{process}/fd/{file}", "r+b", buffering=0) as opened:
+                memory = mmap.mmap(opened.fileno(), size)
         opened_by = progress.gather(b"hosts:opened", b"", np.array([memory is not None]))[:, 0]
     for rank in range(progress.size):  # where one process of a host cannot open it, each is a host of its own
         if not opened_by[first == first[rank]].all():

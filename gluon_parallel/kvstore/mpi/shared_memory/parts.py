@@ -4,29 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ....engine import check, make_plain
 from ....native.records import C, address_of
-from ...contract import Arrays, Bounds
+from ...contract import Arrays, Bounds, Keys
+from ..plan import are_on_host
+from .rows import PARTS
 from .sums import KeySums, Pushes, SharedSum
 
 # Bytes of a row: fits the cache, and holds a matrix of 1024 x 1024 with its bias.
 ROW = (4 << 20) + (64 << 10)
-
-
-class _Plan(NamedTuple):
-    """What travels together of arrays, and in which parts."""
-
-    arrays: list  # which are kept alive
-    bounds: Sequence
-    pushes: Pushes
-
-    def is_of(self, arrays: Arrays, bounds: Bounds) -> bool:
-        ours = map(id, self.arrays)
-        return [*ours] == list(map(id, itertools.chain.from_iterable(arrays))) and self.bounds == bounds
 
 
 class SharedParts(KeySums):
@@ -40,8 +30,8 @@ class SharedParts(KeySums):
     def __init__(self, shared: Any, name: bytes, signature: bytes, _shape: Any, dtype: np.dtype) -> None:
         self._row_values = ROW // dtype.itemsize
         super().__init__(shared, name, signature, [self._row_values], dtype)
-        # (gathers, releases) -> the last plan alone, as plans keep arrays alive.
-        self._plans: dict[tuple[bool, bool], _Plan] = {}
+        # (gathers, releases) -> (arrays, bounds, pushes) of the last time alone, as they keep the arrays alive.
+        self._plans: dict[tuple[bool, bool], tuple[list, Bounds, Pushes]] = {}
 
     def exchange_parts(self, arrays: Arrays, bounds: Bounds, stages: Sequence[tuple[bool, bool]]) -> None:
         """Reduce-scatter values to their owners, or all-gather them from the owners; returns at once.
@@ -56,17 +46,20 @@ class SharedParts(KeySums):
         check()
         for stage in stages:
             if not self.knows(arrays, bounds, *stage):
-                make_plain(*itertools.chain.from_iterable(arrays))
+                all_arrays = [*itertools.chain.from_iterable(arrays)]
+                make_plain(*all_arrays)
                 self._plans.pop(stage, None)  # frees its exchanges for the new plan
-                self._plans[stage] = self._plan(arrays, bounds, *stage)
-            self._plans[stage].pushes.push()
+                self._plans[stage] = all_arrays, bounds, self._pushes(arrays, bounds, *stage)
+            self._plans[stage][2].push()
 
     def knows(self, arrays: Arrays, bounds: Bounds, gathers: bool, releases: bool = False) -> bool:
         """Whether these arrays, in these parts, were summed, or with `gathers` gathered, the last time."""
         known = self._plans.get((gathers, releases))
-        return known is not None and known.is_of(arrays, bounds)
+        ours = [*map(id, itertools.chain.from_iterable(arrays))]
+        return known is not None and ours == [*map(id, known[0])] and known[1] == bounds
 
-    def _plan(self, arrays: Arrays, bounds: Bounds, gathers: bool, releases: bool) -> _Plan:
+    def _pushes(self, arrays: Arrays, bounds: Bounds, gathers: bool, releases: bool) -> Pushes:
+        """What starts the exchanges of these arrays, each of what fits into a row."""
         exchanges: list[SharedSum] = []
         members: list[tuple[Sequence[Any], np.ndarray]] = []
         room = 0
@@ -80,8 +73,7 @@ class SharedParts(KeySums):
                 room = (room if members else self._row_values) - (end - begin)
                 members.append((copies, np.clip(ends, begin, end)))
         exchanges += [self._exchange_of(members, gathers, releases)] if members else []
-        pushes = Pushes(self.shared, exchanges, [-number for number in range(len(exchanges))])
-        return _Plan([*itertools.chain.from_iterable(arrays)], bounds, pushes)
+        return Pushes(self.shared, exchanges, [-number for number in range(len(exchanges))])
 
     def _exchange_of(self, members: list[tuple[Sequence[Any], np.ndarray]], gathers: bool, releases: bool) -> SharedSum:
         """The exchange of arrays, or ranges of them, that travel together."""
@@ -97,3 +89,41 @@ class SharedParts(KeySums):
         exchange.record.gathers, exchange.record.releases = gathers, releases
         exchange.record.num_bytes = int(lengths.sum()) * self.itemsize
         return exchange
+
+
+def exchange_in_shared_memory(
+    store: Any, keys: Keys, arrays: Arrays, bounds: Bounds, stages: Sequence[tuple[bool, bool]]
+) -> list[int]:
+    """Sum and gather parts of arrays in the memory of the only host, where they can be.
+
+    Args:
+        store: the store.
+        keys, arrays, bounds: as of :meth:`.Contract.gather_parts`.
+        stages: (gathers, releases) of each :meth:`.SharedParts.exchange_parts`, one after the other.
+
+    Returns:
+        The places of the keys whose arrays are not exchanged here.
+    """
+    store.check()
+    for parts in store.parts:
+        if parts.knows(arrays, bounds, *stages[0]):  # all of them, which need no second look
+            parts.exchange_parts(arrays, bounds, stages)
+            return []
+    shared, gathers = store._progress.shared, stages[0][0]
+    found: dict[str, list[int]] = {}
+    others = []
+    for number, (key, outs) in enumerate(zip(keys, arrays)):
+        store._check(key, outs)
+        is_taken = shared is not None and shared.num_hosts == 1 and outs[0].dtype in PARTS and outs[0].size
+        if is_taken and are_on_host(outs) and (gathers or not store._compresses(key, outs[0])):
+            found.setdefault(np.dtype(outs[0].dtype).name, []).append(number)
+        else:
+            others.append(number)
+    for dtype, numbers in found.items():
+        chosen = [arrays[one] for one in numbers], [bounds[one] for one in numbers]
+        parts = shared.rows_of(SharedParts, f"{store._number}a:arrays of {dtype}".encode(), b"", None, dtype)
+        if not parts.knows(*chosen, *stages[0]):  # its rows are those of all arrays: nothing else compares these
+            store.compare_once([keys[one] for one in numbers], *chosen)
+        store.parts.add(parts)
+        parts.exchange_parts(*chosen, stages)
+    return others

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import itertools
 import math
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +15,9 @@ import numpy as np
 
 from ....compat import mx
 from ....engine import fail, make_room, without_repetition
-from ....native import function
+from ....engine.failures import remember
+from ....errors import ExchangeError
+from ....native import function, provide
 from ....native.records import C, address_of
 from ..agreement import key_of
 from ..lost_workers import BETWEEN
@@ -21,15 +26,18 @@ from ..python_sums import CompressedSum
 from .rows import DTYPES, Rows
 
 if TYPE_CHECKING:
-    from ..compression import Half, TwoBits
+    from ..python_sums import Half, TwoBits
 
+# Keys by the number that `start_between_hosts` is given; a store that has ended is not kept for it.
+_starts: weakref.WeakValueDictionary[int, KeySums] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
 MANY = 6  # processes of which each sums a part of a long row; fewer sum it whole, and wait once
 
 
 class KeySums(Rows):
     """Sums at one key, of one array per device or of several that travel together, one behind the other in a row.
 
-    Rows of halves are float32. With a `codec` of :mod:`..compression` the hosts exchange their sums in fewer bits.
+    Rows of halves are float32. With a `codec` of :mod:`..python_sums` the hosts exchange their sums in fewer bits.
     """
 
     kind = "sum"
@@ -77,7 +85,8 @@ class KeySums(Rows):
                 self._compressed = CompressedSum(shared.group, self.name, signature, row, self._codec)
                 self._operation, self._result = self._compressed.operation, result
             self._operation.size, self._operation.keeps = None, shared  # which holds the arrays that MPI sends
-            self.record.number = shared.number_of(self)
+            self.record.number = next(_numbers)
+            _starts[self.record.number] = self
 
     def start(self, number: int) -> None:
         """What the C library calls when all processes of this host have arrived."""
@@ -123,6 +132,22 @@ class KeySums(Rows):
     def release(self, exchange: SharedSum) -> None:
         """Use an exchange, and its twins, for other arrays from now on, when it is not under way."""
         self._free.extend(exchange.parted())  # without the lock: the garbage collector may call it at any time
+
+
+def _start_between_hosts(number: int, call: int) -> int:
+    """What the C library calls when all processes of this host have arrived at a call."""
+    key = _starts.get(number)
+    if key is None:
+        return 0
+    try:
+        key.start(call)
+    except BaseException as error:  # Ctrl-C too: it cannot cross C, and the other hosts wait
+        progress = key.shared.progress
+        if not isinstance(error, Exception):
+            remember(error)
+            error = ExchangeError(f"the exchange between hosts did not begin: {type(error).__name__}")
+        progress.submit(functools.partial(progress.fail, error))
+    return 0
 
 
 class SharedSum:
@@ -227,4 +252,5 @@ class Pushes:
             exchange.key.release(exchange)
 
 
+provide("start_between_hosts", _start_between_hosts, ctypes.c_int64, ctypes.c_int64)
 _push = function("gp_push", 5)
