@@ -136,7 +136,7 @@ def layers():
     with autograd.record():
         outputs = [net(nd.ones((1, 2), ctx=device)) for device in gp.devices("cpu:3")[:2]]
     autograd.backward(outputs)
-    return [(layer.weight.list_data(), layer.weight.list_grad()) for layer in net]
+    yield [(layer.weight.list_data(), layer.weight.list_grad()) for layer in net]  # the net must live as long
 
 
 def on(device, shape=(2, 3), **options):

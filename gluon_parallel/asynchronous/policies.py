@@ -65,15 +65,10 @@ class Rounds(Store):
     numbers, not of their arrival, so the same batches give the same bits.
     """
 
-    def __init__(self, *args, drop: int = 0, **kwargs) -> None:
-        super().__init__(*args, **kwargs)
-        if not 0 <= drop < self.num_workers:
-            raise ConfigError(f"backup:{drop} with {self.num_workers} workers leaves no gradient to update with")
-        self.drop = drop
-        self._gathered: dict[int, tuple[Array, float]] = {}
+    drop = 0
 
     def _begun(self):
-        self._gathered = {}
+        self._gathered: dict[int, tuple[Array, float]] = {}
 
     def _may_start(self, worker):
         return worker not in self._gathered
@@ -98,15 +93,12 @@ class Rounds(Store):
 class Immediate(Store):
     """``ssp``, ``async`` and ``dc``: every push is an update.
 
-    Args:
-        bound: how many steps a worker may be ahead of the slowest one; None: as many as it can. With 0 all start each
-            step together, from the same weights, and their updates add up to that of ``sync``.
-        strength: lambda of the delay compensation. The backup is the version that this worker pulled.
+    With a `bound` of 0 all start each step together, from the same weights, and their updates add up to that of
+    ``sync``. The backup of the delay compensation is the version that this worker pulled.
     """
 
-    def __init__(self, *args, bound: Optional[int] = None, strength: float = 0.0, **kwargs) -> None:
-        super().__init__(*args, **kwargs)
-        self.bound, self.strength = bound, strength
+    bound: Optional[int] = None  # how many steps a worker may be ahead of the slowest one; None: as many as it can
+    strength = 0.0  # lambda of the compensation
 
     def _may_start(self, worker):
         slowest = min(self._num_pushes[other] for other in self._active)
@@ -139,14 +131,12 @@ class Apart(Store):
 class Local(Apart):
     """``local``: every worker steps by itself; after `every` steps all wait and take the mean of their weights."""
 
-    def __init__(self, *args, every: int = 1, **kwargs) -> None:
-        super().__init__(*args, **kwargs)
-        self.every = every
-        self._steps: Counter[int] = Counter()
-        self._samples: Counter[int] = Counter()
+    every = 1
 
     def _begun(self):
-        self._own, self._steps, self._samples = {}, Counter(), Counter()
+        self._own = {}
+        self._steps: Counter[int] = Counter()
+        self._samples: Counter[int] = Counter()
 
     def _pulled(self, worker, grant):
         return self.version  # the common weights do not change while a worker steps
@@ -172,18 +162,15 @@ class Local(Apart):
 class Elastic(Apart):
     """``elastic``: every worker steps by itself, and after every step it and the centre move towards each other.
 
-    Args:
-        attraction: how far the centre would move if all workers stood at one place: ``beta`` of EASGD. Each worker has
-            ``beta / num_workers`` of it.
+    `attraction` is ``beta`` of EASGD: how far the centre would move if all workers stood at one place.
     """
 
-    def __init__(self, *args, attraction: float = 0.9, **kwargs) -> None:
-        super().__init__(*args, **kwargs)
-        self.alpha = attraction / self.num_workers
+    attraction = 0.9
 
     def _received(self, worker, grant, gradient, num_samples):
         super()._received(worker, grant, gradient, num_samples)
-        self._own[worker], centre = rules.attract(self._own[worker], self.weights, self.alpha)
+        alpha = self.attraction / self.num_workers
+        self._own[worker], centre = rules.attract(self._own[worker], self.weights, alpha)
         self._publish(centre)
         return True
 
@@ -231,5 +218,9 @@ def create_store(mode: Union[str, Mode], weights: Array, num_workers: int, updat
     if reject_above is not None and name not in ("ssp", "async", "dc"):
         raise ConfigError(f"reject_above={reject_above}: in mode {name} no gradient is applied late; leave it out")
     kind = _KINDS[name]
-    option = {kind.option: int(value) if kind.whole else value} if kind.option else {}
-    return kind.store(weights, num_workers, update, lr, reject_above, **option)
+    if name == "backup" and value >= num_workers:
+        raise ConfigError(f"backup:{value:g} with {num_workers} workers leaves no gradient to update with")
+    store = kind.store(weights, num_workers, update, lr, reject_above)
+    if kind.option is not None:
+        setattr(store, kind.option, int(value) if kind.whole else value)
+    return store
