@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = [
     path
     for path in sorted((ROOT / "scripts").rglob("*.py"))
-    if "__main__" in path.read_text() or "gp.start" in path.read_text()
+    if "__main__" in path.read_text() or path.parent.name == "scripts" and "parse_args" in path.read_text()
 ]
 
 
