@@ -152,6 +152,7 @@ def test_the_shares_of_a_batch_are_unequal_and_lose_nothing(num_workers):
     for step in range(4):
         shares = [range(20)[parity.shard_slice(20, rank, num_workers, step)] for rank in range(num_workers)]
         assert [sample for mine in shares for sample in mine] == list(range(20))
+        assert bool(shares[-1]) == (step % 3 != 2 or num_workers == 1)  # in every third step the last has none
     assert len(set(map(len, shares))) > 1 or num_workers == 1
 
 

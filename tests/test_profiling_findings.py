@@ -153,6 +153,14 @@ def test_pieces_cover_a_step_and_the_first_part_of_what_overlaps_counts():
         assert parts.overlap(first, second) == len(set.intersection(*moments)), (first, second)
 
 
+def test_a_recording_on_the_clock_of_another_host_is_the_same_at_another_time():
+    one = recording([*USUAL, (parts.DEVICES, 10), ("exchange", 10)])
+    moved = one.moved(7)
+    (before,), (after,) = (Analysis([made]).timelines for made in (one, moved))
+    assert after.steps == [[(part, begin + 7, end + 7) for part, begin, end in step] for step in before.steps]
+    assert (moved.begin, moved.end, moved.spans[0].begin) == (one.begin + 7, one.end + 7, one.spans[0].begin + 7)
+
+
 def test_clocks_of_two_hosts_are_compared_through_exchanges():
     """Where messages take equally long in both directions, exactly."""
     rng = np.random.default_rng(5)

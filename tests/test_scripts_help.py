@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = [
     path
     for path in sorted((ROOT / "scripts").rglob("*.py"))
-    if "parse_args" in path.read_text() or "gp.start" in path.read_text()
+    if "__main__" in path.read_text() or path.parent.name == "scripts" and "parse_args" in path.read_text()
 ]
 
 
@@ -30,12 +30,6 @@ def unexplained(text):
         elif line.strip() and entries:
             entries[-1].append(line)
     return [entry[0].strip() for entry in entries if len(entry) == 1 and "  " not in entry[0].strip()]
-
-
-def test_every_program_among_the_scripts_is_tried():
-    programs = {path for path in (ROOT / "scripts").rglob("*.py") if "__main__" in path.read_text()}
-    assert not programs - set(SCRIPTS)
-    assert len(SCRIPTS) > 15
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)

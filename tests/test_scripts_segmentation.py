@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pictures_files import write_voc
+from PIL import Image
 from processes import needs_mpi
 from script_files import assert_refused, assert_same_run, draw_only_for, final, interrupt_at, load, rates_of, rows
 
@@ -188,20 +190,15 @@ def test_the_learning_rate_falls_as_a_power_of_what_remains_also_in_a_run_that_i
 
 
 @pytest.fixture
-def voc(tmp_path, rng):
-    """VOC2012 with three images of other sizes; one of them is void all over, another is background."""
-    from PIL import Image
-
+def voc(tmp_path):
+    """VOC2012 with three images of other sizes; one of them is background all over, another is void."""
     folder = tmp_path / "VOCdevkit" / "VOC2012"
-    for name in ("JPEGImages", "SegmentationClass", "ImageSets/Segmentation"):
-        (folder / name).mkdir(parents=True)
-    shapes = {"2007_000001": (70, 90), "2007_000002": (64, 50), "2007_000003": (100, 64)}
-    for number, (name, shape) in enumerate(shapes.items()):
-        mask = rng.integers(0, 21, size=shape).astype("uint8") if number == 0 else np.full(shape, (0, 255)[number - 1])
-        Image.fromarray(rng.integers(0, 256, (*shape, 3)).astype("uint8")).save(folder / "JPEGImages" / f"{name}.jpg")
-        Image.fromarray(mask.astype("uint8")).save(folder / "SegmentationClass" / f"{name}.png")
-    for part in ("train", "val"):
-        (folder / "ImageSets" / "Segmentation" / f"{part}.txt").write_text("".join(f"{name}\n" for name in shapes))
+    images = {"2007_000001": (70, 90, []), "2007_000002": (64, 50, []), "2007_000003": (100, 64, [])}
+    for split in ("train", "val"):
+        write_voc(folder, images, split)
+    for name, value in (("2007_000002", 0), ("2007_000003", 255)):
+        mask = np.full(images[name][:2], value, np.uint8)
+        Image.fromarray(mask).save(folder / "SegmentationClass" / f"{name}.png")
     return folder.parent
 
 

@@ -77,12 +77,7 @@ def make(name, store):
 
 
 def shard_slice(num, rank, num_workers, step):
-    """The samples of one process in a batch: unequal parts, and in every third step none for the last process.
-
-    Example:
-        >>> [shard_slice(10, rank, 2, step) for step in (0, 2) for rank in range(2)]
-        [slice(0, 6, None), slice(6, 10, None), slice(0, 10, None), slice(10, 10, None)]
-    """
+    """The samples of one process in a batch: unequal parts, and in every third step none for the last process."""
     takers = num_workers - 1 if num_workers > 1 and step % 3 == 2 else num_workers
     if rank >= takers:
         return slice(num, num)

@@ -61,11 +61,6 @@ def as_part(files: Sequence[tuple[np.ndarray, np.ndarray]], num_classes: int, wh
     """Join the bytes of files into one part; DatasetCorrupt: their numbers differ or are 0, or a label is no class.
 
     Each file has (n, C, H, W) uint8 images (255 becomes 1.0) and (n,) labels.
-
-    Example:
-        >>> part = as_part([(np.full((2, 1, 1, 1), 255, np.uint8), np.array([3, 9]))], num_classes=10, where="here")
-        >>> part.images.ravel().tolist(), part.labels.tolist()
-        ([1.0, 1.0], [3, 9])
     """
     num_images, labels = sum(len(images) for images, _ in files), np.concatenate([labels for _, labels in files])
     if num_images != len(labels):
@@ -94,12 +89,7 @@ _DEFAULT = "~/.gluon_parallel/datasets"
 
 
 def data_folder(name: str, root: str | os.PathLike[str] | None = None) -> Path:
-    """The folder of a data set's files: `root` if it is named like it (also with "-" for "_"), else `name` in it.
-
-    Example:
-        >>> data_folder("mnist", "/data").as_posix(), data_folder("fashion_mnist", "/data/fashion-mnist").as_posix()
-        ('/data/mnist', '/data/fashion-mnist')
-    """
+    """The folder of a data set's files: `root` if it is named like it (also with "-" for "_"), else `name` in it."""
     given = Path(root if root is not None else os.environ.get(ENVIRONMENT) or _DEFAULT).expanduser()
     return given if given.name.lower().replace("-", "_") == name else given / name
 

@@ -113,13 +113,7 @@ _SLIGHTLY = 0.5  # pixels beyond the edge that rounding explains; they are cut w
 
 
 class Report(NamedTuple):
-    """How many samples a data set has, and what was left out or altered; ``print(report)`` says it in words.
-
-    Example:
-        >>> print(Report("voc train", 8, 21, [DataError("box without area in the image", "a.xml", "box 2")]))
-        voc train: 8 images, 21 boxes
-          box without area in the image: 1 (a.xml: box 2)
-    """
+    """How many samples a data set has, and what was left out or altered; ``print(report)`` says it in words."""
 
     name: str  # of the data set
     num_samples: int  # that can be used
@@ -261,14 +255,7 @@ class Annotated(NamedTuple):
 
 
 def as_label(boxes: Iterable[Annotated], size: tuple[int, int], where: str) -> tuple[np.ndarray, list[DataError]]:
-    """The boxes that can be learnt from, cut to their image, as a label (N, 6) float32; and what is wrong in `where`.
-
-    Example:
-        >>> boxes = [Annotated((1, 2, 30, 9), 4, False), Annotated((5, 5, 5, 9), 0, False)]
-        >>> label, data_errors = as_label(boxes, size=(20, 10), where="a.xml")
-        >>> label.tolist(), [error.kind for error in data_errors]
-        ([[1.0, 2.0, 19.0, 9.0, 4.0, 0.0]], ['box cut at the edge of the image', 'box without area in the image'])
-    """
+    """The boxes that can be learnt from, cut to their image, as a label (N, 6) float32; what is wrong in `where`."""
     rows, data_errors = [], []
     for number, box in enumerate(boxes, 1):
         xmin, ymin, xmax, ymax = box.edges

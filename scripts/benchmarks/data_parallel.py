@@ -166,12 +166,8 @@ def main():
     parser.add_argument("--torch-python", help="a Python with PyTorch, for DistributedDataParallel")
     parser.add_argument("--gluoncv", action="store_true", help="measure GluonCV's DataParallelModel too")
     parser.add_argument("--megabytes", type=float, default=100, help="of each array of allreduce (100)")
-    rows.add_options(parser, has_late_steps=True)
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.worker:
-        worker(*options.worker)
-        return
+    options = rows.parse(parser, lambda options: worker(*options.worker))
     results = rows.Rows(options)
     for name in NETS:
         if name in options.parts:

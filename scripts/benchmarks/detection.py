@@ -60,12 +60,8 @@ def main():
     parser.add_argument("--devices", default="cpu:2", help="the contestant with several devices (cpu:2)")
     parser.add_argument("--batch_size", type=int, default=16, help="images per step (16)")
     parser.add_argument("--data_root", help="folder of the data sets' files")
-    rows.add_options(parser, has_late_steps=True)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.worker:
-        worker(options)
-        return
+    options = rows.parse(parser, worker)
     several, one = options.devices, "gpu:1" if options.devices.startswith("gpu") else "cpu:1"
     me = [sys.executable, str(Path(__file__).resolve()), "--worker", "--batch_size", str(options.batch_size)]
     me += ["--data_root", options.data_root] if options.data_root else []

@@ -88,11 +88,7 @@ def main():
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each process (all cores)")
     parser.add_argument("--torch-python", help="a Python with PyTorch, which then takes part")
     parser.add_argument("--worker", choices=["plain", "converted"], help=argparse.SUPPRESS)
-    rows.add_options(parser, has_late_steps=True)
-    options = parser.parse_args()
-    if options.worker:
-        worker(options.nets[0], options.worker == "converted")
-        return
+    options = rows.parse(parser, lambda options: worker(options.nets[0], options.worker == "converted"))
     results = rows.Rows(options)
     for name in options.nets:
         compare(name, options, results)

@@ -242,11 +242,7 @@ def main():
     nets = "nets of the part overlap (lenet dense6)"
     parser.add_argument("--overlap-nets", nargs="+", choices=list(TITLES), default=["lenet", "dense6"], help=nets)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
-    rows.add_options(parser, has_late_steps=True)
-    options = parser.parse_args()
-    if options.worker:
-        worker(options)
-        return
+    options = rows.parse(parser, worker)
     if set(options.parts) - set(PARTS):
         parser.error(f"--parts: expected some of {', '.join(PARTS)}")
     options.stores += ["horovod"] if options.horovod_python else []

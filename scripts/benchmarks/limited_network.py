@@ -136,11 +136,7 @@ def main():
     parser.add_argument("--store", default="mpi", help=argparse.SUPPRESS)
     parser.add_argument("--devices", default="auto", help=argparse.SUPPRESS)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    rows.add_options(parser, has_late_steps=True)
-    options = parser.parse_args()
-    if options.worker:
-        worker(options)
-        return
+    options = rows.parse(parser, worker)
     options.hooks = list(dict.fromkeys(["exact", *options.hooks]))
     if why := hosts.why_none() or ("" if shutil.which("tc") else "tc is not there; install iproute2"):
         print(f"no hosts can be made here: {why}", file=sys.stderr)

@@ -100,11 +100,7 @@ def main():
     parser.add_argument("--nets", nargs="+", choices=list(NETS), default=list(NETS), help="which nets (all)")
     parser.add_argument("--worker", choices=(RECORDED, PLAIN), help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
-    rows.add_options(parser, has_late_steps=True)
-    options = parser.parse_args()
-    if options.worker:
-        worker(options)
-        return
+    options = rows.parse(parser, worker)
     results = rows.Rows(options)
     for name in options.nets:
         compare(name, options, results)

@@ -34,6 +34,16 @@ def add_options(parser, has_late_steps=False):
         parser.add_argument("--quick", action="store_true", help="measure the early steps alone")
 
 
+def parse(parser, worker):
+    """The options, with those of all benchmarks; a process with ``--worker`` is one of a group: it works, and ends."""
+    add_options(parser, has_late_steps=True)
+    options = parser.parse_args()
+    if options.worker:
+        worker(options)
+        sys.exit()
+    return options
+
+
 def ratios(row):
     """How many times what `measured` takes `against` took, in each turn."""
     return [other / value for value, other in zip(row["values"], row["others"])]

@@ -99,11 +99,7 @@ def main():
     parser.add_argument("--data_root", help="folder of the data sets' files")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--norm", choices=NORMS, help=argparse.SUPPRESS)
-    rows.add_options(parser, has_late_steps=True)
-    options = parser.parse_args()
-    if options.worker:
-        worker(options)
-        return
+    options = rows.parse(parser, worker)
     results = rows.Rows(options)
     for part in options.parts:
         compare(part, options, results)

@@ -103,11 +103,7 @@ def main():
     parser.add_argument("--optimizer", default="adam", help="MXNet's name of it (adam)")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--told", help=argparse.SUPPRESS)
-    rows.add_options(parser, has_late_steps=True)
-    options = parser.parse_args()
-    if options.worker:
-        worker(options)
-        return
+    options = rows.parse(parser, worker)
     with tempfile.TemporaryDirectory() as told:
         results = rows.Rows(options)
         for net in options.nets:

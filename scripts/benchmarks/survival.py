@@ -70,11 +70,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS), help="what is trained")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    rows.add_options(parser, has_late_steps=True)
-    options = parser.parse_args()
-    if options.worker:
-        worker(options)
-        return
+    options = rows.parse(parser, worker)
     with tempfile.TemporaryDirectory() as folder:
         results = rows.Rows(options)
         for net in options.nets:

@@ -36,12 +36,7 @@ class Requirement(NamedTuple):
 
     @classmethod
     def parse(cls, line: str) -> Requirement:
-        """Read a line of metadata. Of its conditions, only ``extra`` counts; those not skipped have no other.
-
-        Example:
-            >>> Requirement.parse('mpi4py<5,>=4.1; extra == "mpi"')
-            Requirement(name='mpi4py', specifier='<5,>=4.1', extra='mpi')
-        """
+        """Read a line of metadata. Of its conditions, only ``extra`` counts; those not skipped have no other."""
         words, _, marker = line.partition(";")
         name = re.split(r"[<>=!~ \[]", words, maxsplit=1)[0]
         extra = re.search(r"extra == ['\"](.+?)['\"]", marker)
@@ -211,14 +206,7 @@ def _check_space(section: Section, folder: str, need: str, cure: str) -> None:
 
 
 def check_variables(section: Section, probes: Probes) -> None:
-    """What is wrong with the environment variables. Values that MXNet cannot read, it names itself.
-
-    Example:
-        >>> section = Section("Variables")
-        >>> check_variables(section, Probes(0.0, environment={"MXNET_ENGINE_TYPE": "NaiveEngine"}))
-        >>> section.findings[0].cure
-        'unset MXNET_ENGINE_TYPE'
-    """
+    """What is wrong with the environment variables. Values that MXNet cannot read, it names itself."""
     variables = probes.environment
     if variables.get("MXNET_ENGINE_TYPE") == "NaiveEngine":
         text = "MXNET_ENGINE_TYPE is NaiveEngine: one operation at a time, and SyncBatchNorm cannot work."

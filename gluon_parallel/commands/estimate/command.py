@@ -231,12 +231,7 @@ def cost(step, num_workers, link, kind, gathered=0):
 
 
 def parse_link(text):
-    """(seconds of latency, bytes per second) of a link.
-
-    Example:
-        >>> parse_link("25us:10Gbit")
-        (2.5e-05, 1250000000.0)
-    """
+    """(seconds of latency, bytes per second) of a link."""
     latency, _, bandwidth = text.lower().partition(":")
     try:
         link = float(latency.removesuffix("us")) / 1e6, float(bandwidth.removesuffix("gbit")) * 1e9 / 8

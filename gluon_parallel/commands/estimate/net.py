@@ -26,12 +26,7 @@ class Input(NamedTuple):
 
     @classmethod
     def parse(cls, text):
-        """An input from "3,224,224", or "int32:35".
-
-        Example:
-            >>> Input.parse("int32:35"), Input.parse("3,8,8").shape
-            (Input(shape=(35,), dtype='int32'), (3, 8, 8))
-        """
+        """An input from "3,224,224", or "int32:35"."""
         dtype, _, sizes = text.rpartition(":")
         try:
             shape = tuple(int(size) for size in sizes.split(",") if size.strip())

@@ -39,11 +39,6 @@ def cut(begin, end, intervals, otherwise):
     """Cut a step into a list of :class:`Interval` that cover it without a gap and without overlap.
 
     The given `intervals` may overlap and reach out of the step; moments in none of them belong to `otherwise`.
-
-    Example:
-        >>> pieces = cut(0, 10, [Interval(LATE, 2, 8), Interval(FORWARD, -3, 4)], SCRIPT)
-        >>> [(part, begin, end) for part, begin, end in pieces]
-        [('forward', 0, 4), ('waiting for a late process', 4, 8), ('script', 8, 10)]
     """
     changes = []
     for part, first, last in intervals:
@@ -79,12 +74,7 @@ def overlap(first, second):
 
 
 def merge_intervals(intervals):
-    """Merge overlapping intervals (begin, end); sorted.
-
-    Example:
-        >>> merge_intervals([(5, 6), (0, 3), (2, 4)])
-        [(0, 4), (5, 6)]
-    """
+    """Merge overlapping intervals (begin, end); sorted."""
     found: list[tuple[int, int]] = []
     for begin, end in sorted(intervals):
         if found and begin <= found[-1][1]:

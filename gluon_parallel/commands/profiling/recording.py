@@ -70,10 +70,8 @@ class Recording:
         """The same on a clock that is `nanoseconds` ahead."""
 
         def move(rows):
-            times = [
-                {name: time + nanoseconds for name, time in row._asdict().items() if name in _TIMES} for row in rows
-            ]
-            return [row._replace(**moved) for row, moved in zip(rows, times)]
+            names = [name for name in _TIMES if rows and hasattr(rows[0], name)]
+            return [row._replace(**{name: getattr(row, name) + nanoseconds for name in names}) for row in rows]
 
         return replace(
             self, begin=self.begin + nanoseconds, end=self.end + nanoseconds, operators=move(self.operators),

@@ -114,10 +114,6 @@ def cut(lengths, num_shards: int) -> list[int]:
     """The ends of at most `num_shards` shards of texts, sorted from long to short, of which the largest costs least.
 
     A shard costs its number of texts times the length of its longest one, for that is what its device computes.
-
-    Example:
-        >>> cut([8, 8, 4, 4, 4, 4], 2)  # two texts of 8 cost as much as four of 4
-        [2, 6]
     """
 
     def ends(most):
