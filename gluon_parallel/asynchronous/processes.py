@@ -1,4 +1,4 @@
-"""Asynchronous modes over processes: what each needs of the store, averaging (`local`), serving (`async`)."""
+"""Asynchronous modes over processes: averaging of weights (`local`), and weights on servers (`async`)."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -27,9 +27,9 @@ _WHY_NOT = {
 
 
 def check_store(mode: str, store: Any) -> Mode:
-    """The mode that :func:`parse_mode` reads, if it is to be had across processes with this store.
+    """Parse `mode` and check that it works across processes with this store.
 
-    AsynchronousUnsupported: it is not; says why, and which mode or store is.
+    Raises AsynchronousUnsupported, which says why not, and which mode or store does.
 
     Example:
         >>> check_store("local:8", mx.kv.create("local"))
@@ -128,7 +128,8 @@ def tick(clock: np.ndarray, message: np.ndarray) -> np.ndarray:
     """The clock after a step.
 
     It is the number of steps and a histogram of staleness for every worker, (1 + num_workers * 256,), in float32, which
-    counts to 16 million. `message` is as long: which worker it is, and the number of steps when it pulled its weights.
+    counts to 16 million. `message` is the worker and the number of steps when it pulled its weights, padded with zeros:
+    what is pushed under a key has its weight's length.
 
     Example:
         >>> clock = tick(tick(np.zeros(513), np.array([1.0, 0.0])), np.array([0.0, 0.0]))
@@ -150,8 +151,8 @@ class Served(MeanGradient):
     updates at once. The learning rate is that of a round of all processes, as everywhere in this folder. Running
     statistics (of BatchNorm) stay each process's own.
 
-    The servers import this package before they serve, as those of ``gluon-parallel launch --engine ps`` do: they count
-    the staleness of every update.
+    The servers must import this package before they serve, so that they can count the staleness of every update; those
+    of ``gluon-parallel launch --engine ps`` do.
 
     Args:
         net: a Gluon block, initialised on all `devices`. All processes begin with the weights of rank 0.

@@ -39,7 +39,7 @@ class WorkerThreads:
         self.store, self.timeout = store, timeout
         self._lock = threading.Lock()
         self._turn = threading.Condition(self._lock)  # notified after each push
-        self._ended = threading.Condition()  # a thread has; Ctrl-C may break a wait, so not with the workers' lock
+        self._ended = threading.Condition()  # notified when a thread ends; Ctrl-C in its wait spares the workers' lock
         self._running: set[threading.Thread] = set()
         self._failure: Optional[BaseException] = None
         self._stopped = False
@@ -58,7 +58,7 @@ class WorkerThreads:
         ]
         try:
             for thread in threads:
-                self._running.add(thread)  # before it is: Ctrl-C may come within start()
+                self._running.add(thread)  # before start(), within which Ctrl-C may come
                 thread.start()
             self._watch()
         finally:
@@ -107,7 +107,7 @@ class WorkerThreads:
             self._stopped = True
             self._turn.notify_all()
         with self._ended:
-            self._ended.wait_for(lambda: not self._running, 1.0)
+            self._ended.wait_for(lambda: not self._running, 1.0)  # a thread that has just been started gets its ident
             self._running -= {thread for thread in threads if thread.ident is None}  # Ctrl-C came before its start
             if not self._ended.wait_for(lambda: not self._running, _GRACE):
                 late = ", ".join(thread.name for thread in threads if thread in self._running)
@@ -317,9 +317,10 @@ class Asynchronous:
         replica = self._replicas[0]
         wanted = replica.named(store.weights)
         saved = {key.partition("/")[2]: one for key, one in archive.arrays.items() if key.startswith("parameters/")}
-        kinds, held = {name: described(one) for name, one in wanted.items()}, {name: [saved[name]] for name in saved}
+        expected = {name: described(array) for name, array in wanted.items()}
+        found = {name: [array] for name, array in saved.items()}
         what = f"the checkpoint is of another architecture than this {type(replica.net).__name__}"
-        refuse_differences(kinds, held, what)
+        refuse_differences(expected, found, what)
         values, num = [saved[name] for name in wanted], len(wanted) - len(replica.get_statistics())
         store.weights = frozen(rules.concatenate(values[:num]))
         self._average_statistics([values[num:]])

@@ -40,8 +40,8 @@ def _after(num_updates: int, longest: int) -> int:
     return num_updates + min(num_updates, longest)
 
 
-# Looks that the engine has still to make: their owner cannot keep them, for the garbage collector frees the handles of
-# all arrays of a cycle.
+# Searches that wait in the engine. This set keeps their memory alive: kept by their owner alone, which may be part of a
+# reference cycle, the garbage collector could free the arrays while the engine reads them.
 _under_way: set[_Look] = set()
 _DTYPES = {np.dtype(np.float32): C.FLOAT32, np.dtype(np.float64): C.FLOAT64}
 
@@ -84,7 +84,7 @@ class FiniteWeights:
     """Looks for NaN and infinity in the weights after updates 1, 2, 4, 8 and every 8th from then on.
 
     The engine reads the first device's weights while the next steps run, and the result is read before the tenth update
-    that follows, on every process: a NaN, which stays, is noticed at most 17 updates after the one that wrote it.
+    that follows, on every process: a NaN, which stays, ends the training after at most 16 more updates.
     `accumulate` steps make an update, and `updates_before` were made before.
 
     Attributes:
@@ -149,7 +149,7 @@ class WeightsComparison:
 
     The engine computes the checksum and the store sums its bits while the next step runs; the result is read at the
     next update. The first comparison includes the inputs of the first step, which should differ between processes
-    (in `shard`, None not to compare them), unless they hold one value only, as made-up data.
+    (`shard` are those inputs; None: do not compare them), unless they hold one value only, as made-up data.
 
     Attributes:
         looks_at: after how many updates :meth:`look` is due; never where there is one process.
@@ -170,7 +170,7 @@ class WeightsComparison:
         if self._inputs is not None:
             flat = as_legacy(self._inputs).astype("float32")
             varies = (flat.max() != flat.min()).as_in_context(mx.cpu()).astype("float64")
-            inputs = start_digest([self._inputs]) * varies
+            inputs = start_digest([self._inputs]) * varies  # zeros for constant inputs: nothing is warned of
             self._inputs = None
         self._sums = self._sum.sum(nd.concat(start_digest(weights), inputs, dim=0))
         self.is_pending = True
@@ -179,7 +179,7 @@ class WeightsComparison:
         """Before the next update: read the last comparison. ReplicasDiffer, on every process: they have come apart."""
         self.is_pending = False
         store, sums = self._trainer._kvstore, self._sum.read(self._sums)
-        equal = np.isin(sums, (0, store.num_workers))
+        equal = np.isin(sums, (0, store.num_workers))  # a bit that all processes have sums to their number
         if not equal[:DIGEST_BITS].all():
             check_replicas(self._net, store)
             raise ReplicasDiffer(
@@ -208,7 +208,9 @@ def check_replicas(net: mx.gluon.Block, store: mx.kv.KVStoreBase | None = None) 
         store: the KVStore through which the processes meet; None compares the devices of this process alone.
 
     Raises:
-        ReplicasDiffer: on every process, with the first parameter that differs and who holds what.
+        ReplicasDiffer: on every process; names the first parameter that differs and who holds what. Where devices of
+            one process alone differ, that process names it, and the others name the process.
+        WorkersDiffer, BarrierTimeout, WorkerLost: another process has other parameters, or did not call it in time.
 
     Example:
         >>> net = mx.gluon.nn.Dense(1, in_units=1, prefix="dense_")
@@ -225,17 +227,18 @@ def check_replicas(net: mx.gluon.Block, store: mx.kv.KVStoreBase | None = None) 
         if parameter._data is not None and not parameter.name.endswith(STATISTICS)
     }
     copies = {name: [_digest(data.asnumpy()) for data in one.list_data()] for name, one in parameters.items()}
-    own = np.array([digests[0] for digests in copies.values()], np.float64)
+    apart = [name for name, digests in copies.items() if len(set(digests)) > 1]
+    own = np.array([*(digests[0] for digests in copies.values()), bool(apart)], np.float64)
     rows = own[None]
     if store is not None:
         rows = together(store, lambda: gather(as_store(store, "check_replicas"), "gp.check_replicas()", own))
-    if (rows != rows[0]).any():
-        number = int(np.argmax((rows != rows[0]).any(axis=0)))
+    differ = (rows[:, :-1] != rows[0, :-1]).any(axis=0)
+    if differ.any():
+        number = int(np.argmax(differ))
         raise ReplicasDiffer(
             f"parameter {list(copies)[number]} differs between the processes {_groups(rows[:, number])}"
-            f"{_more((rows != rows[0]).any(axis=0).sum())}. {_ADVICE}"
+            f"{_more(differ.sum())}. {_ADVICE}"
         )
-    apart = [name for name, digests in copies.items() if len(set(digests)) > 1]
     if apart:
         first = copies[apart[0]]
         other = next(index for index, digest in enumerate(first) if digest != first[0])
@@ -243,6 +246,11 @@ def check_replicas(net: mx.gluon.Block, store: mx.kv.KVStoreBase | None = None) 
         raise ReplicasDiffer(
             f"parameter {apart[0]} differs between {devices[0]} and {devices[other]}{_more(len(apart))}. Set weights "
             "with parameter.set_data(array), which sets all devices, and sum the gradients of all devices in every step"
+        )
+    if rows[:, -1].any():
+        ranks = ", ".join(map(str, np.flatnonzero(rows[:, -1])))
+        raise ReplicasDiffer(
+            f"parameters differ between the devices of process {ranks}, whose error names the first one"
         )
 
 

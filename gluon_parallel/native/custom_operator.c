@@ -3,9 +3,9 @@
    MXNet calls the description's functions in the thread that traces or launches the operator, and the passes without
    Python's lock in a thread where they may wait, on any device. What goes wrong in a pass is left to Python.
 
-   MXNet takes any result but 0 for a success. An exception in a Python callback leaves just any result, and Ctrl-C can
-   raise one before the callback's first line; so only these functions answer MXNet. Python's part of an answer is in
-   memory when it is complete. */
+   MXNet takes every result but 0 for success, and a Python callback that raises, also by Ctrl-C before its first line,
+   returns an arbitrary value. So MXNet calls only these C functions. They call Python, and report success only if Python
+   has filled the result in memory. */
 #include "sync_batch_norm.h"
 
 #include <math.h>
@@ -76,7 +76,8 @@ static int nothing(void *context)
     return 1;
 }
 
-/* A description for these attributes; after a failure one that does nothing, which MXNet deletes all the same. */
+/* A description for these attributes. Python replaces the list of one callback by the operator's; if it is still there,
+   Python has failed, and MXNet deletes the description all the same. */
 EXPORT int gp_describe(const char *name, int num, char **keys, char **values, CallbackList *result)
 {
     static void *functions[] = {(void *)nothing}, *contexts[] = {0};
@@ -105,9 +106,8 @@ static void allreduce(State *op, int64_t direction)
     op->reduced_at = now(CLOCK_MONOTONIC);
 }
 
-/* Free the handles; if the pass has failed, let Python fail the arrays from `first` on that it should have written.
-
-   Returns 0 for MXNet only if the failure could not be reported in any other way, else 1. */
+/* Close the pass and free MXNet's handles. After a failure, Python takes arrays[first..after), which the pass should have
+   written, with their handles, and fails them. Returns 0 only if Python could not do so. */
 static int finish(State *op, void **arrays, int num, int first, int after)
 {
     _Bool reported = 1;
@@ -138,7 +138,7 @@ static void run_forward(State *op, _Bool is_training)
             op->mean[c] = message[1 + c];
             op->variance[c] = message[1 + channels + c] / (op->count > 1 ? op->count : 1);
         }
-        run(op, op->count > 0 ? steps->take_batch : steps->take_running); /* no process of a group may have samples */
+        run(op, op->count > 0 ? steps->take_batch : steps->take_running); /* 0: all processes are without samples */
     } else {
         run(op, steps->take_running);
     }
@@ -181,7 +181,8 @@ EXPORT int gp_forward(int num, void **arrays, const int *tags, const int *reques
     return result;
 }
 
-/* MXNet's backward callback: dy, x, gamma, two empty ones; dx, dgamma, dbeta; running mean and variance. */
+/* MXNet's backward callback. Read: dy, x, gamma; beta and y have places but are not used. Written: dx, dgamma, dbeta.
+   The running mean and variance follow. */
 EXPORT int gp_backward(int num, void **arrays, const int *tags, const int *requests, int is_training, State *op)
 {
     (void)tags, (void)is_training;

@@ -1,11 +1,11 @@
 /* SyncBatchNorm's steps that compute each value by itself [per processor and type].
 
-   Sums keep their order here: (x - high) - low must stay what it says. */
+   [...] are instructions to build.py. Compiled without reordering: (x - high) - low must not become x - (high + low). */
 #include "processor.h"
 
 #include <string.h>
 
-/* A function that exists twice: where `adds` is known, its loops are of vector instructions. */
+/* Inlined with a constant `adds`, so that the compiler makes vector instructions of the loop, without a branch. */
 #define INLINE static inline __attribute__((always_inline))
 
 static void *values_of(State *op, void *array)
@@ -48,8 +48,8 @@ static void take_running(State *op)
     }
 }
 
-/* The first rows of `scratch`: the mean as a sum of two numbers of x's own precision, and rstd * gamma. So float32 keeps
-   a large mean's digits: x minus the first number is exact near it. */
+/* Fill rows 0 to 2 of `scratch` (5, C): high and low, with mean = high + low in x's precision, and rstd * gamma. So
+   float32 keeps a large mean's digits: x - high is exact near it. */
 static REAL *channel_constants(State *op)
 {
     int64_t channels = op->channels;

@@ -1,8 +1,8 @@
 /* SyncBatchNorm's sums over values in memory [per processor and type] [sums in any order].
 
    Every value is read from memory once: a chunk small enough for the cache is summed, then its squared deviations from
-   its own mean; chunks combine like shards do. So no square of a large mean is ever formed, and a channel that is
-   constant, with no more digits than float32 has, has m2 == 0 exactly. */
+   its own mean; chunks combine like shards do. So no square of a large mean is ever formed, and a channel whose values
+   are all equal to one float32 number has m2 == 0 exactly. [...] are instructions to build.py. */
 #include "processor.h"
 
 #include <string.h>
@@ -23,7 +23,7 @@ static void measure_rows(const REAL *restrict x, int64_t outer, int64_t channels
             for (int64_t c = 0; c < channels; c++)
                 sum[c] += (double)block[n * channels + c];
         for (int64_t c = 0; c < channels; c++)
-            sum[c] /= (double)num;
+            sum[c] /= (double)num; /* now the chunk's mean */
         for (int64_t n = 0; n < num; n++)
             for (int64_t c = 0; c < channels; c++) {
                 double d = (double)block[n * channels + c] - sum[c];
@@ -72,6 +72,7 @@ void PER_TYPE(measure)(State *op)
             }
 }
 
+/* total: sum of dy; dot: sum of dy * (x - mean), per channel. */
 static void sum_rows(const REAL *restrict x, const REAL *restrict dy, int64_t outer, int64_t channels,
                      const double *restrict mean, double *restrict total, double *restrict dot)
 {

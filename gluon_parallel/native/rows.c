@@ -1,6 +1,5 @@
-/* What a process does with its rows of shared memory when an exchange moves on, or vectors are gathered; see `host.h`.
-
-   Processes sleep on words of the memory. */
+/* Steps of an exchange through a host's shared memory (arrive, sum, leave, spoil), and the gathering of vectors; see
+   `host.h`. Threads that wait sleep on a futex in that memory. */
 #include "host.h"
 
 #include <linux/futex.h>
@@ -67,6 +66,8 @@ static _Bool is_sent_directly(const HostExchange *exchange)
     return key->rows_of_hosts && exchange->host->num_hosts == 2 && exchange->num_read == 1 && key->dtype == wide(key->dtype);
 }
 
+/* Without bounds, an array is summed whole. With bounds, each process owns a part of it: in an all-gather it writes its
+   own part to its row; in a reduce-scatter it writes all, and the owners add them up. */
 void arrive(HostExchange *exchange)
 {
     Host *host = exchange->host;
@@ -117,7 +118,7 @@ void sum_over_hosts(HostExchange *exchange)
     gp_external.start_between_hosts(key->number, exchange->number);
 }
 
-/* Where the part of a row begins that the process adds up; whole lines of the cache. */
+/* The first value of the part that process `rank` adds up; a multiple of 16, so that parts share no line of the cache. */
 static int64_t part_begin(const Host *host, const HostKey *key, int64_t rank)
 {
     return rank == host->size ? key->num_values : key->num_values * rank / host->size / 16 * 16;
@@ -147,22 +148,22 @@ void leave(HostExchange *exchange)
         char **outs = exchange->arrays + exchange->num_read + n * num_devices;
         const int64_t *bounds = segment->bounds;
         int64_t begin = 0, end = segment->num_values;
-        if (key->sums_parts) {
+        if (key->sums_parts) { /* the other processes' parts of the sum */
             for (int64_t rank = 0; rank < host->size; rank++)
                 if (rank != host->rank)
                     sum_arrays(wide(key->dtype), key->dtype, rows + rank, 0, 1, outs[0], part_begin(host, key, rank),
                                part_begin(host, key, rank + 1));
-        } else if (!bounds && key->rows_of_hosts) {
+        } else if (!bounds && key->rows_of_hosts) { /* two or three hosts: their rows are added up here */
             sum_arrays(wide(key->dtype), key->dtype, key->rows_of_hosts, segment->offset, host->num_hosts, outs[0], begin, end);
         } else if (!bounds) { /* one host: one array per row, so offset 0 */
             char *const result = segment->result, *const *sources = host->num_hosts == 1 ? rows : &result;
             sum_arrays(wide(key->dtype), key->dtype, sources, 0, host->num_hosts == 1 ? host->size : 1, outs[0], begin, end);
-        } else if (exchange->gathers) {
+        } else if (exchange->gathers) { /* all-gather: the other owners' parts */
             begin = bounds[0], end = bounds[host->size];
             for (int64_t rank = 0; rank < host->size; rank++)
                 if (rank != host->rank)
                     copy(key->dtype, rows[rank] + segment->offset, outs[0], bounds[rank], bounds[rank + 1]);
-        } else {
+        } else { /* reduce-scatter: the own part */
             begin = bounds[host->rank], end = bounds[host->rank + 1];
             sum_arrays(key->dtype, key->dtype, rows, segment->offset, host->size, outs[0], begin, end);
         }
@@ -206,7 +207,7 @@ static _Bool wait_for_all(const Host *host, const HostKey *key, int64_t number)
 EXPORT int64_t gp_gather(Host *host, HostKey *key, int64_t number, const void *vector, char *out)
 {
     int64_t num_bytes = key->num_values;
-    char *const *rows = key->rows + number % 2 * host->size; /* who arrives has left the call before the last */
+    char *const *rows = key->rows + number % 2 * host->size; /* two each: who writes call n has read call n - 1, so all have read n - 2 */
     Line *line = &key->lines[host->rank];
     if (vector) {
         key->record = gp_recorder_begin(host->recorder, key->name, number, num_bytes);

@@ -170,7 +170,7 @@ def apart_later(store):
 
 
 def frozen(store):
-    """Weights that are not trained are compared by check_replicas, running statistics are not."""
+    """check_replicas compares weights that are not trained, and of all devices, but no running statistics."""
     net, _ = make(None, norm=gluon.nn.BatchNorm(in_channels=4))
     for number, (name, parameter) in enumerate(net.collect_params().items()):
         parameter.set_data(nd.ones(parameter.shape) * (number + ("running" in name) * store.rank))
@@ -184,6 +184,17 @@ def frozen(store):
         assert "parameter 0.weight differs between the processes 0 | 1. " in str(error), error
     else:
         raise AssertionError("a frozen weight that differs was not noticed")
+    net = gluon.nn.Dense(1, in_units=1)
+    net.initialize("ones", ctx=gp.devices("cpu:2"))
+    if store.rank == 1:
+        net.weight.list_data()[1][:] = 5
+    try:
+        gp.check_replicas(net, store)
+    except gp.errors.ReplicasDiffer as error:
+        found = "parameter weight differs between cpu(0) and cpu(1)", "differ between the devices of process 1, whose"
+        assert found[store.rank == 0] in str(error), error
+    else:
+        raise AssertionError("devices of one process that differ were not noticed by all processes")
 
 
 def reduction(store):

@@ -1,4 +1,4 @@
-"""Recordings: what a process's devices, Python thread and SyncBatchNorm layers did; those of all, on one clock."""
+"""Recording of a process's steps: operators, Python spans, SyncBatchNorm passes; recordings of all, on one clock."""
 
 import contextlib
 import json
@@ -32,7 +32,7 @@ _IGNORED = {"WaitForVar", "DeleteVariable", "DeleteOperator", "arrives", "gluon_
 class Operator(NamedTuple):
     """One operator, or function of ours, in MXNet's engine."""
 
-    device: int  # index into `Recording.devices`
+    device: int  # index into `Recording.devices`; 0 for an exchange with other processes
     name: str
     begin: int  # nanoseconds of the monotonic clock, as are all times here
     end: int
@@ -81,7 +81,7 @@ class Recording:
 
 
 def host():
-    """What tells apart the hosts, and so the monotonic clocks, of the processes."""
+    """The boot id: processes with the same one share a monotonic clock."""
     return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
 
 
@@ -89,7 +89,7 @@ def gathered(store, recording):
     """The recordings of all processes of `store`, or of this one alone, by rank, on the clock of process 0."""
     if not is_distributed(store):
         return [recording]
-    times = np.zeros((_ROUNDS, 2))
+    times = np.zeros((_ROUNDS, 2))  # since `start`: float64 has too few digits for a monotonic clock in nanoseconds
     start = time.monotonic_ns()
     for number in range(_ROUNDS):
         times[number, 0] = time.monotonic_ns() - start
@@ -171,7 +171,7 @@ def _read(path, devices, behind):
     }
     begins: dict = {}
     for event in events:
-        # MXNet's stores exchange on a device of their own, pinned memory, which is none of `devices`.
+        # MXNet's stores exchange in pinned memory, which is none of `devices`, so exchanges get number 0.
         device = 0 if is_exchange(event["name"]) else numbers.get(event["pid"])
         if device is None or event["ph"] not in "BE" or event["name"] in _IGNORED:
             continue

@@ -1,4 +1,4 @@
-"""The last exchanges and rendezvous of this process, in memory that the C library writes and other processes read."""
+"""Recorder of the last exchanges and rendezvous: names, and the memory that C writes and other processes read."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Recorder:
         self._known: dict = {}  # name -> [its number, how often it was begun]
         self.place = C.RecorderPlace()  # the C library is given its address
         self._use(np.zeros(NUM_WORDS, np.int64))
-        self.number_of("more than there is place for")
+        self.number_of("more than there is place for")  # number 0: the name of all exchanges when the table is full
 
     def _use(self, memory: Any) -> None:
         self.memory = memory  # (NUM_WORDS,) int64
@@ -80,7 +80,7 @@ class Recorder:
         self._copy_to(mine)
         head = C.RecorderMemory.from_buffer(mine)
         head.process, head.stack = os.getpid(), self.stack
-        self._kept = self.memory  # another thread may be writing there; None as long as this process has not moved
+        self._kept = self.memory  # another thread may still write to it; None: not moved yet
         self._use(mine)
         self.others = {rank: memory for rank, memory in enumerate(memories) if rank != self.rank and memory is not None}
 
@@ -101,7 +101,7 @@ class Recorder:
 
         `call` is its number among those of that name, from 1; by default they are counted here.
         """
-        known = self._known.get(name) or self._open(name)
+        known = self._known.get(name) or self._number_name(name)
         known[1] = known[1] + 1 if call is None else call
         return _begin(address_of(self.place), known[0], known[1], size)
 
@@ -111,7 +111,7 @@ class Recorder:
 
     def number_of(self, kind: str, key: Hashable = "", label: str = "") -> int:
         """The number by which the C library names this."""
-        return self._open((kind, str(key), label))[0]
+        return self._number_name((kind, str(key), label))[0]
 
     def describe(self, store: int | str, key: Hashable, label: str) -> None:
         """Say which layer or parameter the key of the store of that number belongs to, before it is used."""
@@ -152,7 +152,7 @@ class Recorder:
     def _label(self, store: str, key: str) -> str:
         return self._labels.get((store, key)) or _RESERVED.get(int(key) if key.isdecimal() else key, "")
 
-    def _open(self, name: Name) -> list[int]:
+    def _number_name(self, name: Name) -> list[int]:
         known = self._known.get(name)
         if known is None:
             number = len(self._known) if len(self._known) < C.NUM_NAMES else 0
@@ -211,7 +211,7 @@ def move_to_shared_memory(gather: Callable[[str], Sequence[str]]) -> None:
 
 
 def host() -> str:
-    """What processes have in common that may open each other's files; OSError where that is not known."""
+    """A text that is equal in processes which can open each other's files; OSError where that is not known."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         boot = file.read().strip()
     return f"{boot} {os.stat('/proc/self/ns/pid').st_ino} {os.geteuid()}"

@@ -1,4 +1,4 @@
-"""Sums in Python, by MPI's operations: of what the C library does not sum, in fewer bits per value, of sparse rows."""
+"""Sums that the C library does not do: of arrays of other dtypes, of compressed arrays, and of sparse rows."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Half:
         return np.dtype(np.float32) if small else self._dtype
 
     def encode(self, vector: np.ndarray, residual: np.ndarray) -> np.ndarray:
-        """What travels for `vector`, a 1-D NumPy array, as bytes; `residual` is for what is left out: nothing here."""
+        """The bytes to send for `vector`, a 1-D NumPy array; only :class:`TwoBits` uses `residual`."""
         same = vector.dtype == self._dtype
         return (vector if same else narrowed(vector.astype(np.float32), self._dtype)).view(np.uint8)
 
@@ -133,7 +133,7 @@ class CompressedSum(PlainSum):
     Args:
         group, name, signature: as of :class:`Operation`.
         array: (n,) NumPy array, which holds what this process sends.
-        codec: of :mod:`.compression`.
+        codec: a :class:`Half` or :class:`TwoBits`.
         residual: (n,): what a codec of 2 bits leaves out, and adds to the next array.
     """
 

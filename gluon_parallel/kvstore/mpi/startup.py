@@ -1,4 +1,4 @@
-"""Use of MPI by this process from its start, a handshake with all processes, to its end, at which it waits for them."""
+"""Start of MPI in this process, within a limit and with a check of versions; its end, which waits for the others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .transport import PICKLE, made_within_limit
 _HELLO = 70  # MPI's tag
 _RETURN_FAILURES, _TRANSPORTS = "OMPI_MCA_mpi_ft_enable", "OMPI_MCA_btl"
 _GRACE = 2.0  # seconds after the limit in which process 0 says who is missing
-_FAREWELL = 10  # limits; at the end rank 0 may still evaluate and write
+_FAREWELL = 10  # timeouts that a process waits for the others at its end: rank 0 may still evaluate and write
 
 _lock = threading.Lock()
 registered: list = []  # the progress engines of this process: of all processes, and of parts of them
@@ -55,7 +55,7 @@ def progress_engine() -> ProgressEngine:
             try:
                 comm = _communicator(mpi, limit)
             except WorkerLost:
-                leave_without_waiting()  # `_mpi` is too late to say so where the program has started MPI
+                leave_without_waiting()  # the program may have imported mpi4py itself, before `_mpi` could say so
                 raise
             if MIN_PROCESSES in os.environ:
                 follow_launcher()

@@ -1,4 +1,4 @@
-"""Steps of SyncBatchNorm layers: which devices take part, and a new beginning after a step that failed."""
+"""Start of a step of SyncBatchNorm layers: which devices take part, and the restart after a step that failed."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ..blocks import blocks_of
 from .sync_group import SyncGroup, all_groups, by_token
 
 STATISTICS = ("running_mean", "running_var", "moving_mean", "moving_var")  # ends of their parameters' names
-_anew = threading.Lock()
+_restarting = threading.Lock()
 
 
 def groups_of(net: mx.gluon.Block) -> list[SyncGroup]:
-    """The sync groups of `net`, which its running means have; those that a graph describes once it has run."""
+    """The sync groups of `net`, found at its running means; those of an imported graph exist after its first run."""
     if not by_token:  # most nets have none; every step asks
         return []
     found = [getattr(parameter, "sync_group", None) for parameter in net.collect_params().values()]
@@ -117,7 +117,7 @@ class SynchronisedExecutor(mx.nd._internal.CachedOp):
 
 
 def enter(groups: Mapping[SyncGroup, int], device: mx.Context) -> None:
-    """Before a training call is launched on `device`, which comes so many times to the layers of these groups."""
+    """Check and prepare `groups` for a training call on `device`; ``groups[group]`` is how often it passes a layer."""
     for group in groups:
         if not group.is_prepared():
             _check(group)
@@ -153,16 +153,16 @@ def _check(group: SyncGroup) -> None:
 
 
 def start_anew(groups: Collection[SyncGroup]) -> None:
-    """Before a step of these groups is launched: after one that failed, or on other devices, begin again.
+    """Restart all groups if an earlier step has failed or a net has moved to other devices; called before each launch.
 
-    What is in flight then ends first. Groups of other nets keep their failures until they are launched again.
+    It waits for what is in flight first. Groups of other nets keep their failures until they are launched again.
 
     Raises:
         BarrierTimeout, BarrierBroken: the failure of an earlier step of theirs that was not reported yet.
     """
-    # All layers are asked: in the middle of a step, which may call them one by one, nothing could be waited for.
-    if any(group.has_moved() for group in groups) or _failed():
-        _begin_again()
+    # Look at all groups now: a step may call its layers one by one, and in its middle to wait would be a deadlock.
+    if any(group.has_moved() for group in groups) or _failed_groups():
+        _restart()
     unreported = next((group.unreported for group in groups if group.unreported), None)
     if unreported:
         error = unreported[0]
@@ -173,18 +173,23 @@ def start_anew(groups: Collection[SyncGroup]) -> None:
         raise failures.fresh(error)
 
 
-def _failed() -> list[SyncGroup]:
+def _failed_groups() -> list[SyncGroup]:
     return [group for group in all_groups() if group.rendezvous.failure is not None]
 
 
-def _begin_again() -> None:
-    with _anew:
-        before, moved = _failed(), [group for group in all_groups() if group.has_moved()]
+def _restart() -> None:
+    """Wait for what is in flight, open the failed groups again, and count the devices of those that have moved.
+
+    A failure that nobody has seen stays in ``group.unreported``, for the next step to raise.
+    """
+    with _restarting:
+        before, moved = _failed_groups(), [group for group in all_groups() if group.has_moved()]
         if not before and not moved:
             return  # another device's thread has been here, and may have launched its pass
         reported = {group for group in before if failures.is_reported(group.rendezvous.failure)}
         drain()  # it marks failures as reported, and meanwhile the failed step may fail in more layers
-        failed = _failed()
+        failed = _failed_groups()
+        # If the user has seen a part of the failed step's errors, what failed only since then is a consequence of them.
         concerned = [group for group in (before if reported else failed) if group not in reported]
         unreported = [group.rendezvous.failure for group in concerned]
         for group in concerned:

@@ -17,7 +17,7 @@ LAG = 8  # steps after which a loss is read: the engine works ahead, and one tha
 
 
 class Losses:
-    """The losses of this process's part of an epoch so far.
+    """Sums of an epoch's losses so far: of this process's steps, and in process 0 those that a checkpoint held of all.
 
     Args:
         refuse: a function of a step and its loss, NaN or infinite, which raises.
@@ -34,7 +34,7 @@ class Losses:
         self.start_clock()
 
     def start_clock(self) -> None:
-        """The time before, such as that of building the net, is none of the steps'."""
+        """Count time from here, so that :attr:`rate` leaves out what was before, such as the building of the net."""
         self._begin = self._end = time.perf_counter()
 
     @property
@@ -90,7 +90,7 @@ _COUNTS = {"epoch": "epoch", "step": "step_in_epoch", "steps": "num_steps", "bes
 
 
 def write(loop: Any, path: Path) -> None:
-    """Write a :class:`.Loop` with its net and trainer; all losses have been read."""
+    """Write a :class:`.Loop` with its net and trainer, after all its losses have been read."""
     there = {key: getattr(loop, name) for key, name in _COUNTS.items()}
     there["loaders"] = [[*loader.position, operator.length_hint(loader)] for loader in loop.loaders]
     there.update(seed=loop._seed, sums=loop._losses.sums, num_samples=loop._losses.num_samples)
@@ -100,6 +100,7 @@ def write(loop: Any, path: Path) -> None:
 
 def resume(loop: Any) -> None:
     """Continue from the newest checkpoint of the loop's run, if there is one; CheckpointError: of another training."""
+    # The first one need not exist: every process reads some path, so that all hear what process 0 has found.
     checkpoints: list[Path] = [loop.run.folder / "epoch-0000.npz", *loop.run.checkpoints()]
     *older, path = checkpoints
     try:
@@ -132,6 +133,6 @@ def resume(loop: Any) -> None:
         setattr(loop, name, there[key])
     for loader, (epoch, start, _) in zip(loop.loaders, there["loaders"]):
         loader.set_epoch(epoch, start)
-    sums, num = there["sums"], there["num_samples"]  # of all processes, so one of them goes on with them
+    sums, num = there["sums"], there["num_samples"]  # of all processes, so only process 0 goes on with them
     loop._losses = Losses(loop._refuse, *(sums, num) if loop.is_main else (dict.fromkeys(sums, 0.0), 0))
     loop.print(f"continuing {path}")

@@ -1,4 +1,4 @@
-"""Rows of one key in the memory of a host, through which its processes gather small vectors or sum arrays."""
+"""Rows of one key in a host's shared memory, and the gathering and reduction of small vectors through them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ TWICE = 64 * 1024  # bytes up to which a key has two rows per process, so that n
 
 
 class Rows:
-    """One key's rows, once all processes have agreed on the order in which keys get theirs."""
+    """Rows of one key; they get their memory when all processes have agreed on the key, see :meth:`agreed`."""
 
     kind: str  # in the flight recorder
     twice = TWICE  # bytes up to which there are two rows per process
-    since = 0.0  # when it was announced
+    since = 0.0  # when the present wait began: for the agreement on the key, later for a late vector
 
     def __init__(self, shared: Any, name: bytes, signature: bytes, shape: tuple[int, ...], dtype: Any) -> None:
         self.shared, self.name, self.signature = shared, name, signature
@@ -80,7 +80,7 @@ class SharedGather(Rows):
         self.num_processes = len(shared.members)
         self._announced, self._agreed = False, threading.Event()
         self._first: np.ndarray | None = None  # vector of the first call
-        # of a `Processes`
+        # addresses for the C struct `Processes`
         self.addresses = tuple(map(address_of, (self._mutex, shared.host, self.record)))
 
     def gather(self, vector: np.ndarray, has_begun: bool = False) -> np.ndarray:
@@ -150,8 +150,8 @@ class Result(SharedGather):
 class Reduction:
     """Reduction of one key's messages over all processes, call after call; every process gets the same bits.
 
-    One process of each host gathers the messages of all hosts.
-    The messages are (length,); `direction` is 0 for moments, 1 for sums, see :func:`.combine`.
+    Each host combines its messages; the first processes of the hosts gather and combine those, and give the result to
+    their host. The messages are (length,); `direction` is 0 for moments, 1 for sums, see :func:`.combine`.
     """
 
     def __init__(self, progress: Any, name: bytes, signature: bytes, length: int, direction: int) -> None:
