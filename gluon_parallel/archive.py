@@ -130,7 +130,8 @@ def read(path: Union[str, os.PathLike]) -> Archive:
                 header = json.loads(loaded[_FACTS])
                 if header["version"] != VERSION:
                     raise CheckpointError(
-                        f"{path} has format {header['version']}, expected {VERSION}: use the package that wrote it"
+                        f"{path} has format {header['version']}, expected {VERSION}: use the gluon_parallel that "
+                        "wrote it"
                     )
                 arrays = {name: loaded[name] for name in loaded.files if name != _FACTS}
     except OSError as error:

@@ -53,9 +53,10 @@ class PipelineMismatch(GluonParallelError, ValueError):
 class ArrayMismatch(GluonParallelError, ValueError):
     """Arrays that must be alike on every device differ in shape, dtype, storage type or number.
 
-    Causes: arrays of different parameters in one list; one array given for two devices; a communication hook that
-    returns other shapes or dtypes than it got; a key of a store that is used for another array than before. Pass each
-    device's own copy of the same parameters, in the same order. Nothing has been changed when it is raised.
+    Causes: arrays of different parameters in one list; a list of another length on one device; one array given for two
+    devices; a communication hook that returns other shapes or dtypes than it got; a key of a store that is used for
+    another array than before. Pass each device's own copy of the same parameters, in the same order. Nothing has been
+    changed when it is raised.
     """
 
 
@@ -103,9 +104,9 @@ class DatasetUnavailable(GluonParallelError, OSError):
 class DatasetCorrupt(GluonParallelError, ValueError):
     """A data set's file is not in the format it should have: truncated, another kind of file, or a wrong checksum.
 
-    Causes: a download or a copy that broke off; labels, boxes or masks in another format. Delete the file, so that it
-    is downloaded again, or fetch it anew. Repair files of your own, which the message names; with ``broken="skip"``,
-    detection and segmentation leave them out.
+    Causes: a download or a copy that broke off; a server's error page saved under the file's name; labels, boxes or
+    masks in another format. Delete the file, so that it is downloaded again, or fetch it anew. Repair files of your
+    own, which the message names; with ``broken="skip"``, detection and segmentation leave them out.
     """
 
 

@@ -136,7 +136,8 @@ def _to_device(array: mx.nd.NDArray | np.ndarray, device: mx.Context) -> mx.nd.N
             f"MXNet makes no array of the batch's array of dtype {array.dtype}: {error}; write array.astype('float32')"
         ) from None
     place = mx.cpu() if _is_gpu(device) else device  # MXNet waits for a GPU where it gets an array of NumPy
-    return as_current(mx.nd.array(array, ctx=place, dtype=dtype).as_in_context(device))
+    with mx.autograd.pause():  # a recorded copy would connect two devices, see `hand_written_loops`
+        return as_current(mx.nd.array(array, ctx=place, dtype=dtype).as_in_context(device))
 
 
 def _is_gpu(device: mx.Context) -> bool:
@@ -184,7 +185,8 @@ def split_and_load(
     num = num_samples(data, batch_axis)
     if even_split and num % len(devices):
         raise BatchMismatch(
-            f"{num} samples do not divide evenly over {len(devices)} devices; use even_split=False, or a multiple"
+            f"{num} samples do not divide evenly over {len(devices)} devices; use even_split=False, or a batch "
+            f"size that is a multiple of {len(devices)}"
         )
     return cut(data, shard_sizes(num, len(devices)), devices, batch_axis)
 

@@ -147,8 +147,10 @@ def test_a_library_that_is_there_and_does_not_load_is_told_with_the_reason(machi
 
 
 @needs_gcc
-def test_cards_of_a_build_that_is_no_wheel_are_not_judged(machine):
-    shutil.rmtree(machine.mxnet().with_name("mxnet_cu112-1.9.1.dist-info"))
+@pytest.mark.parametrize("name", ["mxnet-1.9.1", "mxnet_cu117-1.9.1+hopper", "mxnet_cu102-1.9.1"])
+def test_cards_of_a_build_that_is_no_wheel_of_cuda_11_are_not_judged(machine, name):
+    folder = machine.mxnet().with_name("mxnet_cu112-1.9.1.dist-info")
+    shutil.move(folder, folder.with_name(f"{name}.dist-info"))
     machine.driver(capability=90)
     assert machine.prepare()[0] == []
 

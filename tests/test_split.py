@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 import gluon_parallel as gp
 import mxnet as mx
+from gluon_parallel import split
+from gluon_parallel.device_threads import hand_written_loops
 from mxnet import nd
 
 pytestmark = pytest.mark.arithmetic
@@ -137,3 +139,13 @@ def test_a_defaultdict_an_array_of_mxnets_numpy_and_scipys_newer_arrays_are_spli
 def test_what_is_no_list_of_devices_is_refused_with_what_to_write(devices, written):
     with pytest.raises(gp.errors.DeviceUnavailable, match=re.escape(f"write gp.devices({written})")):
         gp.split_and_load(np.zeros(5), devices)
+
+
+def test_a_batch_that_is_split_within_record_on_its_way_to_gpus_connects_no_devices(monkeypatch):
+    monkeypatch.setattr(split, "_is_gpu", lambda device: True)
+    monkeypatch.setattr(hand_written_loops, "_connected", False)
+    monkeypatch.setattr(hand_written_loops, "_push_one_by_one", lambda: None)
+    with mx.autograd.record():
+        shards = gp.split_and_load(np.arange(4.0), DEVICES[1:3])
+    assert [shard.asnumpy().tolist() for shard in shards] == [[0, 1], [2, 3]]
+    assert not hand_written_loops._connected

@@ -257,10 +257,11 @@ def test_the_rendezvous_end_with_their_net(rng):
     net = net_on(devices, {})
     works(net, devices, rng)
     tokens = [child.sync_group.token for child in net if isinstance(child, nn.SyncBatchNorm)]
-    assert all(sync_group.by_token.get(token) is not None for token in tokens)
+    groups = sync_group.groups_by_token
+    assert all(groups.get(token) is not None for token in tokens)
     del net
     # One of MXNet's threads may still be on its way out of a layer.
-    wait_for(lambda: gc.collect() is not None and all(sync_group.by_token.get(token) is None for token in tokens))
+    wait_for(lambda: gc.collect() is not None and all(groups.get(token) is None for token in tokens))
 
 
 def test_a_step_without_samples_has_a_limit_where_the_others_begin_nothing_that_this_process_knows(monkeypatch):

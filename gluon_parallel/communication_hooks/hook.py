@@ -47,7 +47,7 @@ class BucketStore:
         self._calls = itertools.count()
 
     def allreduce(self, array: mx.nd.NDArray) -> mx.nd.NDArray:
-        """The sum over the processes of dense arrays on the CPU: a new one, with the same bits on all of them."""
+        """The sum over the processes of `array`, dense and on the CPU: a new array, with the same bits on all."""
         result = mx.nd.empty(array.shape, dtype=array.dtype)
         if self._store is None:
             array.copyto(result)
@@ -87,7 +87,10 @@ class StatefulHook:
         self._trainer: mx.gluon.Trainer | None = None
 
     def belong_to(self, trainer: mx.gluon.Trainer) -> None:
-        """Sum the gradients of `trainer` from now on, and go on from what a checkpoint had for it."""
+        """Sum the gradients of `trainer` from now on, and go on from what a checkpoint had for it.
+
+        Raises ValueError: the hook belongs to another trainer.
+        """
         if self._trainer not in (None, trainer):
             raise ValueError(f"communication_hook={self!r} belongs to another trainer; make one for each trainer")
         self._trainer, trainer._communication_hook = trainer, self

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 from . import driver, libraries, problems
+from .wheels import NOT_NEEDED
 
 
 def mxnet_folder() -> Path | None:
@@ -19,8 +20,9 @@ def mxnet_folder() -> Path | None:
 
 
 def is_wheel(folder: Path) -> bool:
-    """Whether the MXNet in `folder` is one of its published wheels for GPUs; of others nobody knows their cards."""
-    return any(folder.parent.glob("mxnet_cu*.dist-info"))
+    """Whether the MXNet in `folder` is one of its wheels whose cards are known, see :data:`.wheels.CAPABILITIES`."""
+    builds = (build.replace("-", "_") for build in NOT_NEEDED)
+    return any((folder.parent / f"{build}-1.9.1.dist-info").is_dir() for build in builds)
 
 
 def prepare(folder: Path) -> list[problems.Problem]:

@@ -39,10 +39,10 @@ def needed(path: os.PathLike) -> list[str]:
         size, count, names = struct.unpack_from("<HHH", data, 58)
         rows = [struct.unpack_from("<IIQQQQ", data, start + number * size) for number in range(count)]
         sections = {text(rows[names][4] + word): (offset, length) for word, *_, offset, length in rows}
+        (offset, length), (texts, _) = sections.get(".dynamic", (0, 0)), sections.get(".dynstr", (0, 0))
+        entries = struct.iter_unpack("<QQ", data[offset : offset + length])
     except struct.error as error:
         raise ValueError(f"{path} is cut off") from error
-    (offset, length), (texts, _) = sections.get(".dynamic", (0, 0)), sections.get(".dynstr", (0, 0))
-    entries = struct.iter_unpack("<QQ", data[offset : offset + length])
     found = [text(texts + value) for tag, value in entries if tag == _NEEDED]
     return [name for name in found if _CUDA.match(name)]
 

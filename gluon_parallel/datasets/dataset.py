@@ -1,4 +1,4 @@
-"""Data sets in two parts, by name: their folder on this machine, and the archives that hold their files."""
+"""Data sets as the loaders take them: two parts, by name, in a folder of this machine or in an archive."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def push(
 
     Args:
         function: called without arguments on an engine thread. It must not wait for the arrays named here (they are
-            its own already) nor call MXNet operators on them; it works on their memory, see :func:`.memory.view`.
+            its own already) nor call MXNet operators on them; it works on their memory, see :func:`.array_memory.view`.
         read, write: the NDArrays that it reads, and those that it writes, or reads and writes; no two views of one
             memory, for which the engine would wait for ever. What `function` raises is raised where an array of
             `write` is waited for, and so is what had happened to the arrays before: then `function` is not called.

@@ -14,8 +14,9 @@ from .handshake import signature
 class Store(Contract, mx.kvstore.KVStoreBase):
     """A store that sums gradients; the update runs on the devices.
 
-    One over another transport connects the processes, sets `rank` and `num_workers` and calls ``_open()`` in its
-    constructor, and has ``_broadcast`` and ``_sum``; where it can do more, the attributes of :class:`.Contract` say so.
+    A store over another transport connects the processes, sets `rank` and `num_workers` and calls ``_open(library)`` in
+    its constructor, and has ``_broadcast`` and ``_sum``; where it can do more, the attributes of :class:`.Contract` say
+    so.
 
     MXNet's ``init``, ``push`` and ``pull`` are there for programs that are written with them: for them alone the store
     keeps an array per key.

@@ -105,7 +105,8 @@ def init_optimizer(
         if optimizer.rescale_grad != wanted:
             raise ValueError(
                 f"store {kvstore.type!r}: the optimizer has rescale_grad={optimizer.rescale_grad:g}, and the mean over "
-                f"all processes takes {wanted:g}: give it rescale_grad=1 / (batch_size * store.num_workers), or name it"
+                f"all processes takes {wanted:g}: give it rescale_grad=1 / (batch_size * store.num_workers), or pass "
+                "the optimizer's name"
             )
     with warnings.catch_warnings():  # MXNet compares with the mean over this process's samples
         warnings.filterwarnings("ignore", "Optimizer created manually outside Module", UserWarning)

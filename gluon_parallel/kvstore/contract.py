@@ -182,7 +182,9 @@ class Contract:
         rows = self._gathered(key, vector, limit)
         if rows is None:
             waited = f"process {self.rank} of {self.num_workers} waited {limit:g} s for the others"
-            advice = "Every process must run the same layers equally often, in one order; look for an error in another"
+            advice = (
+                "Every process must run the same layers equally often, in one order; look for an error in the others"
+            )
             raise flight_recorder.gave_up(waited, flight_recorder.advice(advice), BarrierTimeout)
         return rows
 
@@ -202,8 +204,8 @@ class Contract:
         pieces = array.asnumpy()
         if not ((pieces >= 0) & (pieces < 1 << 16) & (pieces == np.floor(pieces))).all():
             raise ExchangeError(
-                f"the KVStore {self.type!r} did not return the sum of what the processes sent, as one that runs the "
-                "optimizer: make the trainer with update_on_kvstore=False, or give the layer a store of its own"
+                f"the KVStore {self.type!r} did not return the sum of what the processes sent; a store that runs the "
+                "optimizer cannot: make the trainer with update_on_kvstore=False, or give the layer a store of its own"
             )
         return pieces.astype(np.uint16).view(vector.dtype)
 

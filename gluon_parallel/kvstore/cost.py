@@ -75,7 +75,7 @@ def times_sent(num_workers: int, kind: str) -> float:
 
 
 def statistics_seconds(num_workers: int, size: float, latency: float, bandwidth: float) -> float:
-    """Seconds in which the store ``mpi`` hands vectors of `size` bytes of each process, a host of its own, to all.
+    """Seconds in which the store ``mpi`` gives each process the vectors of all, of `size` bytes; each on its own host.
 
     Example:
         >>> [round(1e3 * statistics_seconds(num, 1000, latency=25e-6, bandwidth=1.25e9), 2) for num in (2, 8, 256)]

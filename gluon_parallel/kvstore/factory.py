@@ -57,7 +57,7 @@ def create(name: str = "local") -> Any:
 
 
 def kind_of(store: Any) -> Any:
-    """A trainer's store as a :class:`.Contract`, or the class of the one that it makes of this name; for attributes."""
+    """What says what a trainer's store can do: its :class:`.Contract`, or for a name the class that would be made."""
     name = store.lower() if isinstance(store, str) else ""
     name = store_name() if name == "auto" else name
     return Servers if name.startswith("dist") else dict(zip(OURS, _CLASSES)).get(name) or contract(store)

@@ -97,22 +97,22 @@ def new_mutex() -> np.ndarray:
 @contextlib.contextmanager
 def locked(mutex: np.ndarray) -> Iterator[None]:
     """Hold the mutex; Python's lock is not held while waiting for it, and Ctrl-C ends the wait."""
-    address = address_of(mutex)
+    address, lock, unlock = address_of(mutex), function("gp_lock", 1), function("gp_unlock", 1)
     try:  # before the wait: Ctrl-C may come when the mutex is held already; to unlock one that is not held is no harm
-        while function("gp_lock", 1)(address):
+        while lock(address):
             pass
         yield
     finally:
-        function("gp_unlock", 1)(address)
+        unlock(address)  # one call: Ctrl-C may come between two
 
 
 @contextlib.contextmanager
 def unlocked(mutex: np.ndarray) -> Iterator[None]:
     """Let go of a mutex that this thread holds once, within the block."""
-    address = address_of(mutex)
-    function("gp_unlock", 1)(address)
+    address, lock, unlock = address_of(mutex), function("gp_lock", 1), function("gp_unlock", 1)
+    unlock(address)
     try:
         yield
     finally:
-        while function("gp_lock", 1)(address):
+        while lock(address):
             pass

@@ -154,7 +154,5 @@ static void gradient(State *op)
     op->adds ? gradient_all(op, 1) : gradient_all(op, 0);
 }
 
-void PER_TYPE(measure)(State *), PER_TYPE(sums)(State *); /* of `kernels.c` */
-
 const Arithmetic PER_TYPE(arithmetic) = {open_in_memory, PER_TYPE(measure), take_batch, take_running,
                                          normalise,      PER_TYPE(sums),    gradient,   close_in_memory};

@@ -15,6 +15,9 @@ enum { BASELINE, AVX2, AVX512, NUM_PROCESSORS };
 #define PER_TYPE(name) EXPANDED(EXPANDED(name, REAL), PROCESSOR)
 
 /* SyncBatchNorm's arithmetic on the memory of CPU devices: of `elementwise.c`, its sums of `kernels.c`. */
+#ifdef REAL
+void PER_TYPE(measure)(State *), PER_TYPE(sums)(State *);
+#endif
 extern const Arithmetic arithmetic_float_baseline, arithmetic_float_avx2, arithmetic_float_avx512,
     arithmetic_double_baseline, arithmetic_double_avx2, arithmetic_double_avx512;
 

@@ -122,7 +122,10 @@ def check_batch(inputs: Iterable[Nested], num: int, num_micro_batches: int, num_
 def check_samples(
     stage: int, arrays: Iterable[mx.nd.NDArray], num: int, axis: int, may_be_multiple: bool = False
 ) -> None:
-    """Refuse outputs that cannot be concatenated or cut, since their axis counts no samples (or no multiple)."""
+    """Refuse outputs for `num` samples that cannot be concatenated or cut, since their axis counts no samples.
+
+    With `may_be_multiple`, equally many entries for each sample are accepted too.
+    """
     for array in arrays:
         length = array.shape[axis] if array.ndim > axis else 0
         if length != num and not (may_be_multiple and length and length % num == 0):

@@ -127,7 +127,10 @@ class Flow:
         self._seed: int | None = None
 
     def recompute(self, seed: int | None) -> None:
-        """Keep only inputs, and compute activations again where the backward pass comes later; `seed` may be None."""
+        """Keep only inputs, and compute activations again where the backward pass comes later.
+
+        The random numbers follow from `seed`; None if the stages draw none.
+        """
         self._seed = seed
         for stage in range(len(self._stages)):
             tasks = tasks_of(self._order, stage, self._counts)

@@ -82,7 +82,8 @@ class Stage:
     ) -> tuple[Arrays, Arrays | None]:
         """A forward pass, ``run(*inputs)``; like the next ones, to be called from the thread of the device.
 
-        Without `keep`, :meth:`backward` computes the activations again. The inputs share memory with no other array.
+        Without `keep`, :meth:`backward` computes the activations again; `seed` is that of the random numbers, None for
+        those that come next. The inputs share memory with no other array.
         Returns the outputs, and copies of them on the next stage's device (None for the last stage).
         """
         task = Task(self.number, FORWARD, micro_batch)
@@ -216,7 +217,10 @@ def _passed_on(block: mx.gluon.Block, inputs: Arrays, outputs: Arrays) -> Arrays
 
 
 def pass_counts(blocks: Iterable[mx.gluon.Block], num_micro_batches: int) -> list[int]:
-    """Of how many micro-batches each stage runs passes: of 1, all of them as one, where SyncBatchNorm would wait."""
+    """How many passes each stage runs: one per micro-batch, or one of all of them where it has SyncBatchNorm.
+
+    For the moments of the whole batch, each micro-batch would have to wait in every layer for all others.
+    """
     return [1 if waiting_groups(block) else num_micro_batches for block in blocks]
 
 

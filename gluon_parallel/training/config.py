@@ -186,7 +186,10 @@ def _read_yaml(path: Path, named_by: str) -> dict[str, Any]:
 
 
 def read(path: Union[str, os.PathLike], schema: type, above: Sequence[Path] = ()) -> dict[str, Any]:
-    """The values of a YAML file, of the schema's types, over those of its base; `above`: files that build on it."""
+    """The values of a YAML file, of the schema's types, over those of its base, a path from the file's own folder.
+
+    `above` are files that build on it. Raises ConfigError, which names the file and the key.
+    """
     path, named_by = Path(path), f"{above[-1]}: base:" if above else "--config"
     if path.resolve() in [file.resolve() for file in above]:
         names = " -> ".join(map(str, [*above, path]))

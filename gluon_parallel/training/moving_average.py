@@ -119,7 +119,8 @@ class ExponentialMovingAverage:
             self._is_applied = False
         if self._count() != trained:
             raise RuntimeError(
-                "the trainer updated the net inside average.applied(), which is undone: only evaluate there"
+                "the trainer updated the net inside average.applied(), which is undone: only evaluate, save or "
+                "export there"
             )
 
     def state(self) -> Archive:

@@ -1,4 +1,4 @@
-"""Plan of sums: how the store sums each key's arrays, decided once; one call starts all sums of the C library."""
+"""Plan of sums: buckets and how the store sums each, decided once; one call starts all sums of the C library."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Half:
         return widened(piece.view(self._dtype))
 
 
-HALVES = {dtype: Half(dtype) for dtype in (np.dtype(np.float16), BFLOAT16)}
+CODECS = {dtype: Half(dtype) for dtype in (np.dtype(np.float16), BFLOAT16)}
 
 
 class TwoBits:
@@ -104,7 +104,7 @@ def compressor(parameters: Any) -> Half | TwoBits | None:
         if threshold > 0 and not parameters:
             return TwoBits(threshold)
     elif kind in ("none", "fp16", "bf16") and not parameters:
-        return {"fp16": HALVES[np.dtype(np.float16)], "bf16": HALVES[BFLOAT16]}.get(kind)
+        return {"fp16": CODECS[np.dtype(np.float16)], "bf16": CODECS[BFLOAT16]}.get(kind)
     raise ValueError(
         f"compression_params: cannot use type {kind!r} with {parameters}; expected {{'type': 'fp16'}}, "
         "{'type': 'bf16'} or {'type': '2bit', 'threshold': a positive number}"

@@ -33,7 +33,7 @@ _GRACE = 2.0  # seconds after the limit in which process 0 says who is missing
 _FAREWELL = 10  # timeouts that a process waits for the others at its end: rank 0 may still evaluate and write
 
 _lock = threading.Lock()
-registered: list = []  # the progress engines of this process: of all processes, and of parts of them
+engines: list = []  # the progress engines of this process: of all processes, and of parts of them
 _reasons: list = []  # why this process will end early, the first one first
 
 
@@ -47,7 +47,7 @@ def progress_engine() -> ProgressEngine:
         WorkersDiffer: the processes run different versions.
     """
     with _lock:
-        if not registered:
+        if not engines:
             limit = default_timeout()
             mpi = _mpi(limit)
             vendor, numbers = mpi.get_vendor()
@@ -60,11 +60,11 @@ def progress_engine() -> ProgressEngine:
             if MIN_PROCESSES in os.environ:
                 follow_launcher()
             progress = ProgressEngine(comm, limit)
-            registered.append(progress)
+            engines.append(progress)
             atexit.register(_leave)
             flight_recorder.start(progress.rank, progress.size, progress)
             progress.shared = map_memory(progress)
-        return registered[0]
+        return engines[0]
 
 
 def part_of(progress: ProgressEngine, members: Sequence[int] | None) -> ProgressEngine | None:
@@ -79,7 +79,7 @@ def part_of(progress: ProgressEngine, members: Sequence[int] | None) -> Progress
         return None
     whole, ranks = progress.whole or progress, [progress.ranks[rank] for rank in members]
     part = ProgressEngine(comm, progress.timeout, whole, ranks)
-    registered.append(part)
+    engines.append(part)
     part.shared = map_memory(part)
     return part
 
@@ -194,7 +194,7 @@ def tell_others(reason: str) -> None:
     At the end of a program this happens by itself, unless it leaves through ``os._exit``. The `reason` in words is used
     unless :func:`leave_because` was told better ones.
     """
-    for progress in registered:  # none in a process that has not used MPI, which must not begin with it now
+    for progress in engines:  # none in a process that has not used MPI, which must not begin with it now
         with contextlib.suppress(progress.mpi.Exception):  # of a process that has been lost meanwhile
             progress.close((*_reasons, reason)[0])
 
@@ -203,7 +203,7 @@ def _leave() -> None:
     """At the program's end: after success wait for the other processes; after a failure send them the reason alone."""
     from mpi4py import MPI
 
-    progress = registered[0]
+    progress = engines[0]
     uncaught = getattr(sys, "last_value", None)  # the interpreter keeps there what it has just printed
     reason = "" if uncaught is None else f"{type(uncaught).__name__}: {uncaught}"
     if not reason and progress.others:
@@ -217,7 +217,7 @@ def _leave() -> None:
             reason = reason or f"{type(failure).__name__}: {failure}"
             LOG.error(f"gluon_parallel: {type(failure).__name__}: {failure}")
     was_done = progress.failure is None and not reason
-    for part in registered[1:]:
+    for part in engines[1:]:
         part.close(reason, limit=0.0)
     try:
         missing = progress.close(reason, _FAREWELL * progress.timeout)

@@ -19,7 +19,7 @@ from ..handshake import signature as signature_of
 from ..reserved_keys import FIRST_COUNT
 from .operations import Operation, bytes_of
 from .plan import SumPlan, are_on_host
-from .python_sums import HALVES, SMALL, CompressedSum, Half, PlainSum, TwoBits, add_up, compressor, gather_rows, rows_of
+from .python_sums import CODECS, SMALL, CompressedSum, Half, PlainSum, TwoBits, add_up, compressor, gather_rows, rows_of
 from .shared_memory.parts import exchange_in_shared_memory
 from .shared_memory.rows import Reduction, SharedGather
 from .shared_memory.sums import KeySums
@@ -322,7 +322,7 @@ class MPI(Store):
 
     def _codec(self, key: Hashable, array: Any) -> Half | TwoBits | None:
         """What encodes that key's arrays on their way, or None."""
-        codec = self._compressor if self._compresses(key, array) else HALVES.get(np.dtype(array.dtype))
+        codec = self._compressor if self._compresses(key, array) else CODECS.get(np.dtype(array.dtype))
         # Small arrays cost latency, not bytes, and a host's sum may be too large for float16.
         is_small = isinstance(codec, Half) and 4 * array.size <= SMALL
         return None if is_small and self.sums_together else codec

@@ -121,9 +121,9 @@ class Join:
             elif time.monotonic() > since + limit:
                 raise BarrierTimeout(
                     f"{_NAME}: for {limit:g} s, the other processes have neither begun an exchange of the net's "
-                    "SyncBatchNorm layers nor ended the step. Such layers beside the net must be layers of it, or of a "
-                    "loss that is a block, or have no kvstore. Else look for an error there, or raise "
-                    "GLUON_PARALLEL_TIMEOUT"
+                    "SyncBatchNorm layers nor ended the step. Such layers beside the net must be part of it, or of a "
+                    "loss that is a block, or have no kvstore. Otherwise look for an error in another process, or "
+                    "raise GLUON_PARALLEL_TIMEOUT"
                 )
             words = rows[:, 1:].reshape(len(rows), len(self._layers), 2, 2)
             for place, (group, layer) in enumerate(self._layers.items()):

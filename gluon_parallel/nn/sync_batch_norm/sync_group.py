@@ -31,7 +31,7 @@ _LOOP = """Launch all devices before you read a result of one:
 HANDED_OVER = "handed over"  # instead of a store's name, in a graph's marks
 # A custom operator is given nothing but strings, so it finds its group by a token. Weak, so that a group lives as long
 # as its running mean.
-by_token: weakref.WeakValueDictionary[str, SyncGroup] = weakref.WeakValueDictionary()
+groups_by_token: weakref.WeakValueDictionary[str, SyncGroup] = weakref.WeakValueDictionary()
 stores: dict[str, object] = {}  # of marks in graphs, by token: JSON cannot hold them
 
 
@@ -81,7 +81,7 @@ class SyncGroup:
             separate_training.note(
                 "SyncBatchNorm", False, "takes the statistics of this process alone (write kvstore=store)"
             )
-        by_token[self.token] = self
+        groups_by_token[self.token] = self
 
     def connect(self, store: Any) -> None:
         """Meet the other processes of the group through `store`; before the first training call, and in all of them."""
@@ -226,7 +226,7 @@ _BETWEEN = 0.01  # seconds
 
 def all_groups() -> list[SyncGroup]:
     """The groups of all layers that live."""
-    return list(by_token.values())
+    return list(groups_by_token.values())
 
 
 def group_of(parameter: mx.gluon.Parameter | None, mark: str, name: str) -> SyncGroup | None:

@@ -8,7 +8,10 @@ from ...errors import CheckpointError
 
 
 def parameters_of(net: mx.gluon.Block, may_be_deferred: bool = False) -> dict[str, mx.gluon.Parameter]:
-    """The parameters of a net by their place in it; CheckpointError: one has no values, or only waits for its shape."""
+    """The parameters of a net by their place in it.
+
+    CheckpointError: one has no values; with `may_be_deferred`, it may be waiting for its shape.
+    """
     if not isinstance(net, mx.gluon.Block):
         raise CheckpointError(f"net: got a {type(net).__name__}, expected a Gluon block; the order is (net, trainer)")
     parameters = net._collect_params_with_prefix()

@@ -84,7 +84,7 @@ def _whole(arrays, order):
     if len(shapes) > 1:
         found = ", ".join(map(str, sorted(shapes)))
         raise BatchMismatch(
-            f"predict: a sample's outputs have the shapes {found} in different batches; pad them to one"
+            f"predict: a sample's outputs have the shapes {found} in different batches; pad them to one shape"
         )
     rows = np.concatenate(arrays)
     return rows if order is None else rows[order]

@@ -104,6 +104,11 @@ class SharedMemory:
     def enter(self, exchange: SharedSum) -> None:
         """Make a new exchange known to the driver."""
         with self._lock:
+            if len(self._sums) == len(self._table):
+                raise StoreUnavailable(
+                    f"store 'mpi': this process has made {len(self._sums)} exchanges, one per key and plan of a step, "
+                    "which it keeps to its end. Make nets and trainers once, or start a new process"
+                )
             self._table[len(self._sums)] = address_of(exchange.record)
             self._sums.append(exchange)
             self.host.num_exchanges = len(self._sums)
