@@ -39,8 +39,12 @@ plt.rcParams["figure.constrained_layout.use"] = True
 plt.rcParams.update({"figure.dpi": 100, "font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
 
 
+COLOURS = {"sync": "#1f2933", "backup": "#7b8794", "ssp": "#2a6f97", "local": "#588157", "elastic": "#b8860b",
+           "async": "#c8102e", "dc": "#e07a5f"}  # fmt: skip
+
+
 def colour(mode):
-    return asynchronous.parse_mode(mode).colour
+    return COLOURS[mode.partition(":")[0]]
 
 
 # %% [markdown]
