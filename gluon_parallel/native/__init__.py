@@ -7,12 +7,13 @@ import ctypes
 import functools
 import os
 from collections.abc import Iterator
-from typing import Any, Callable, TypeVar
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
 from .build import NAME, NATIVE, sources
 from .records import C, address_of
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _T = TypeVar("_T")
 
@@ -89,6 +90,8 @@ def keep_after_end(something: _T) -> _T:
 
 def new_mutex() -> np.ndarray:
     """(64,) bytes that hold a recursive mutex of pthreads, which Python and the C library can hold."""
+    import numpy as np  # here: the library loads without it
+
     memory = np.zeros(64, np.uint8)
     function("gp_make_mutex", 1)(address_of(memory))
     return memory

@@ -64,7 +64,8 @@ class SharedMemory:
         self.late: set = set()  # gatherings that take longer
         self._beats = np.zeros(num, np.int64)
         self._lines = (C.Line * num).from_buffer(memory)
-        self._table = np.zeros(1 << 20, np.int64)  # takes memory as it is used
+        # An own map takes memory only as it is used; calloc may clear, and so use, all of a large array of zeros.
+        self._table = np.frombuffer(mmap.mmap(-1, 8 << 20), np.int64)
         host = self.host = C.Host(size=num, rank=members.index(progress.rank), num_hosts=num_hosts)
         host.lines, host.exchanges = self.address, address_of(self._table)
         self._pushing = new_mutex()
