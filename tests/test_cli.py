@@ -153,13 +153,13 @@ def test_ctrl_c_ends_a_command_that_imports_mxnet_without_a_traceback(script, tm
         """
         import os, signal, time
 
-        def net():
+        def net(store):
             signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(60)
         """
     )
-    done = start("-m", "gluon_parallel", "estimate", f"{path}:net", cwd=tmp_path)
+    done = start("-m", "gluon_parallel", "parity", "--net", f"{path}:net", "--processes", "1", cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 

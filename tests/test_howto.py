@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import mxnet as mx
-from gluon_parallel.commands import cli
 from gluon_parallel.data_parallel.precision import has_bfloat16_on_cpus
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -89,15 +88,6 @@ def test_the_code_of_mixed_precision_trains_in_bfloat16(tmp_path):
         [sys.executable, tmp_path / "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_the_estimate_of_the_page_is_what_its_command_prints(capsys):
-    text = (HOWTO / "memory.md").read_text("utf-8")
-    [(words, wanted)] = re.findall(
-        r"^```\n\$ gluon-parallel (estimate [^\n]*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL
-    )
-    assert cli.main(words.split()) == 0
-    assert capsys.readouterr().out.strip() == wanted.strip()
 
 
 class SameForEveryShape(mx.init.Initializer):

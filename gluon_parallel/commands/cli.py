@@ -24,7 +24,6 @@ COMMANDS = {
         ".parity",
         "Train some steps on 1 x 1, D x 1 and D x P (devices x processes); fail if the weights differ.",
     ),
-    "estimate": (".estimate", "Estimate memory and exchanged bytes of a training without running it."),
     "doctor": (
         ".doctor",
         "Check this machine and installation, and name what cures it; exit status 0 if nothing has failed.",

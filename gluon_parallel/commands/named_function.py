@@ -13,15 +13,15 @@ from ..errors import ConfigError
 FORM = "path/to/file.py:function or package.module:function"
 
 
-def call(name, *arguments, what="the net"):
+def call(name, *arguments):
     """What the function of ``path/to/file.py:function`` or ``package.module:function`` returns for these arguments.
 
-    ConfigError, which says `what` was named: there is no such function, or it raises.
+    ConfigError: there is no such function, or it raises.
     """
     path, _, function = name.rpartition(":")
     is_file = path.endswith(".py") and os.path.exists(path)
     expected = f"expected {FORM}, a function that returns the net"
-    unknown = ConfigError(f"{what} is {name!r}; {expected}")
+    unknown = ConfigError(f"--net is {name!r}; {expected}")
     if not path:
         raise unknown
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)) if is_file else os.getcwd())  # as Python does for them
@@ -29,7 +29,7 @@ def call(name, *arguments, what="the net"):
         module = _load(path) if is_file else importlib.import_module(path)
         make = getattr(module, function, None)
         if not callable(make):
-            raise ConfigError(f"{what} is {name!r}: {path} has no function {function!r}; {expected}")
+            raise ConfigError(f"--net is {name!r}: {path} has no function {function!r}; {expected}")
         return make(*arguments)
     except ConfigError:
         raise

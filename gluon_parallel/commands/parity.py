@@ -68,7 +68,7 @@ def make(name, store):
     if ":" not in name:
         raise ConfigError(f"--net is {name!r}; expected one of {', '.join(NETS)}, or {FORM}")
     try:
-        made = call(name, store, what="--net")
+        made = call(name, store)
     except ConfigError as error:
         raise ConfigError(f"{error} (--net: {_TAKES})") from error
     if not isinstance(made, tuple) or len(made) != 3:

@@ -8,9 +8,6 @@ from .collective import collective as collective
 from .collective import committing as committing
 from .collective import outermost as outermost
 from .collective import together as together
-from .cost import exchange_seconds as exchange_seconds
-from .cost import statistics_seconds as statistics_seconds
-from .cost import step_seconds as step_seconds
 from .factory import NAMES as NAMES
 from .factory import OURS as OURS
 from .factory import as_store as as_store

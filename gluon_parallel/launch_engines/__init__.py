@@ -52,7 +52,6 @@ class Engine:
 
     kvstore = ""  # the store that a script creates under it
     library = ""  # what carries the sums, for people
-    algorithm = ""  # how it sums, see :func:`gluon_parallel.kvstore.exchange_seconds`
     goes_on = False  # whether the others can go on after a loss
     has_servers = False
     keeps_float64 = True
@@ -129,7 +128,7 @@ def find_mpirun(python: str = sys.executable) -> Optional[str]:
 class MPI(Engine):
     """mpirun."""
 
-    kvstore, library, algorithm, goes_on = "mpi", "MPI", "mpi", True
+    kvstore, library, goes_on = "mpi", "MPI", True
     install = "pip install 'gluon-parallel[mpi]'"
 
     @property
@@ -198,7 +197,7 @@ class MPI(Engine):
 class PS(Engine):
     """MXNet's scheduler and servers."""
 
-    kvstore, library, algorithm, has_servers = "dist_sync", "ps-lite", "ps", True
+    kvstore, library, has_servers = "dist_sync", "ps-lite", True
     keeps_float64 = False  # MXNet's servers keep it as float32 in some runs
 
     @functools.cached_property
@@ -262,7 +261,7 @@ class PS(Engine):
 class Horovod(Engine):
     """horovodrun."""
 
-    kvstore, library, algorithm = "horovod", "Horovod", "ring"
+    kvstore, library = "horovod", "Horovod"
 
     @staticmethod
     def missing(python: str = sys.executable) -> list[str]:

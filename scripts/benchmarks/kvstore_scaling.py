@@ -7,8 +7,7 @@
 ``tcp`` leaves shared memory out, as between hosts. The groups take turns at the same arrays: repetitions 3 to 12, and
 100 to 150, five in a turn. Processor time per process is what a busy machine changes least; with fewer cores than
 processes, the seconds say little. MPI's operations are its nonblocking ones on NumPy arrays, with sleep between
-tests; statistics are exchanged one after the other, as layers do, arrays all at once. The model counts work; "with
-waiting" adds what polls take, the share of a core that is measured last, in all of the seconds.
+tests; statistics are exchanged one after the other, as layers do, arrays all at once.
 """
 
 from __future__ import annotations
@@ -213,16 +212,6 @@ def start(engine, num, transport, options, folder):
     return rounds.Group(engine, [([*rounds.mpirun(num), sys.executable, *script], env)], num, limit=1200.0)
 
 
-def model(task, num):
-    """Milliseconds of processor time per process that the package's cost model expects over tcp."""
-    import gluon_parallel as gp
-
-    if task == STATISTICS:
-        return 1e4 * gp.kvstore.statistics_seconds(num, 8 * NUMBERS, 0.0, math.inf)
-    arrays, size = SUMS[task]
-    return 1e3 * gp.kvstore.step_seconds(num, [4 * size] * arrays, 0.0, math.inf)
-
-
 def medians(taken):
     """name -> (milliseconds of processor time per process, milliseconds)."""
     return {
@@ -270,9 +259,6 @@ def measure(num, transport, options, results, arithmetic):
     for task, taken in measured.items():
         shown = "   ".join(f"{name} {used:8.2f} / {wall:8.2f}" for name, (used, wall) in taken.items())
         ratio = f"   {taken['ours'][0] / taken['mpi'][0]:5.2f} x mpi" if "mpi" in taken else ""
-        if transport == "tcp" and task in TASKS:
-            work = model(task, num)
-            ratio += f"   model {work:8.2f}, with waiting {work + waiting * taken['ours'][1]:8.2f}"
         print(f"    {task:27} {shown}{ratio}")
     print(
         f"    start: {until_started:.1f} s, of which the store {opened:.1f} s; memory per process {share / 1e6:.0f} MB "
