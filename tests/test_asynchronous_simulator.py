@@ -1,9 +1,13 @@
 """The virtual clock: the same run twice, the known facts about waiting, pauses and deaths."""
 
+import doctest
+
 import numpy as np
 import pytest
+import simulator
+from simulator import FlatNet, Worker, simulate, steady, uneven
 
-from gluon_parallel.asynchronous import FlatNet, Worker, create_store, rules, simulate, steady, uneven
+from gluon_parallel.asynchronous import create_store, rules
 
 pytestmark = pytest.mark.arithmetic
 
@@ -83,3 +87,8 @@ def test_the_flat_nets_gradient_is_that_of_its_loss(rng):
     slope = (loss(weights + 1e-6 * direction) - loss(weights - 1e-6 * direction)) / 2e-6
     # central differences of a loss with kinks (ReLU)
     assert net.gradient(weights, (x, y))[0] @ direction == pytest.approx(slope, rel=1e-4, abs=1e-6)
+
+
+def test_the_examples_of_the_simulator_run():
+    tried = doctest.testmod(simulator, optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert tried.attempted and not tried.failed

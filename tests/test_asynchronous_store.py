@@ -5,8 +5,9 @@ import time
 
 import numpy as np
 import pytest
+from simulator import Worker, simulate, steady, uneven
 
-from gluon_parallel.asynchronous import create_store, rules, simulate, simulator, steady, uneven
+from gluon_parallel.asynchronous import create_store, rules
 from gluon_parallel.asynchronous.training import WorkerThreads
 from gluon_parallel.errors import WorkerTimeout
 
@@ -30,7 +31,7 @@ def problem(rng):
 def train(mode, problem, num_workers=3, optimizer=("sgd", {}), workers=None, batches=None, **options):
     weights, gradient, all_batches = problem
     store = create_store(mode, weights, num_workers, rules.optimizer(*optimizer), 0.05, **options)
-    workers = workers or [simulator.Worker(uneven(1.0, 0.3)) for _ in range(num_workers)]
+    workers = workers or [Worker(uneven(1.0, 0.3)) for _ in range(num_workers)]
     trace = simulate(store, gradient, workers, all_batches if batches is None else batches, seed=1)
     return store, trace
 
@@ -131,7 +132,7 @@ def test_staleness_counts_the_updates_since_the_pull(problem):
 
 
 def test_gradients_above_the_rejection_bound_are_counted_and_not_applied(problem):
-    slow = [simulator.Worker(steady(5.0)), *(simulator.Worker(steady(1.0)) for _ in range(2))]
+    slow = [Worker(steady(5.0)), *(Worker(steady(1.0)) for _ in range(2))]
     store, trace = train("async", problem, workers=slow, reject_above=4)
     assert any(store.staleness.rejected)
     assert store.staleness.rejected[0] == sum(not step.applied for step in trace.steps)
@@ -143,7 +144,7 @@ def test_gradients_above_the_rejection_bound_are_counted_and_not_applied(problem
 
 @pytest.mark.parametrize("bound", [0, 1, 3])
 def test_no_ssp_worker_is_further_ahead_than_its_bound(problem, bound):
-    workers = [simulator.Worker(steady(7.0)), *(simulator.Worker(steady(1.0)) for _ in range(2))]
+    workers = [Worker(steady(7.0)), *(Worker(steady(1.0)) for _ in range(2))]
     _, trace = train(f"ssp:{bound}", problem, workers=workers, batches=problem[2] * 3)
     clock, ahead = [0, 0, 0], 0
     for step in trace.steps:
@@ -153,7 +154,7 @@ def test_no_ssp_worker_is_further_ahead_than_its_bound(problem, bound):
 
 
 def test_backup_drops_the_slowest_and_sync_waits_for_it(problem):
-    workers = [simulator.Worker(steady(4.0)), *(simulator.Worker(steady(1.0)) for _ in range(2))]
+    workers = [Worker(steady(4.0)), *(Worker(steady(1.0)) for _ in range(2))]
     sync, slow = train("sync", problem, workers=workers)
     backup, fast = train("backup:1", problem, workers=workers)
     assert slow.seconds == 4 * 4.0
@@ -184,7 +185,7 @@ def test_every_batch_is_handed_out_once_and_a_second_pass_works(problem, mode):
     store = create_store(mode, weights, 3, rules.sgd, 0.1)
     for count in (11, 4, 2):
         seen.clear()
-        simulate(store, watched, [simulator.Worker(uneven(1.0, 0.5)) for _ in range(3)], range(count))
+        simulate(store, watched, [Worker(uneven(1.0, 0.5)) for _ in range(3)], range(count))
         assert sorted(seen) == list(range(count))
     np.testing.assert_allclose(store.weights, weights, rtol=1e-12, atol=1e-13)
 

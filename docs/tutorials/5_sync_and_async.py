@@ -25,7 +25,9 @@
 # out the same every time, and at the end trains with real threads.
 
 # %%
+import sys
 import time
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -35,6 +37,9 @@ import mxnet as mx
 from mxnet import gluon
 
 asynchronous = gp.asynchronous
+sys.path.append(str(Path(gp.__file__).parents[1] / "scripts" / "studies"))  # they are in the checkout
+import simulator
+
 plt.rcParams["figure.constrained_layout.use"] = True
 plt.rcParams.update({"figure.dpi": 100, "font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
 
@@ -58,7 +63,7 @@ def colour(mode):
 digits = gp.datasets.load("digits")
 x, test_x = (part.images[:, 0, ::2, ::2].reshape(-1, 196) for part in (digits.train, digits.test))
 y, test_y = digits.train.labels, digits.test.labels
-net = asynchronous.FlatNet(num_inputs=196, num_hidden=32, num_classes=10)
+net = simulator.FlatNet(num_inputs=196, num_hidden=32, num_classes=10)
 BATCH = 16
 
 
@@ -102,19 +107,19 @@ print(f"worker 1 pushes, staleness {pushed.staleness}: three updates happened si
 #
 # ## What waiting looks like
 #
-# The simulator drives this same store, but its workers live on a virtual clock: a step takes as long as we say. Four
-# workers, the first of them four times slower than the others:
+# The simulator of `scripts/studies` drives this same store, but its workers are on a virtual clock: a step takes as
+# long as we say. Four workers, the first of them four times slower than the others:
 
 
 # %%
 def pool(count, slow=1.0):
     """Workers whose steps take about a second, unevenly; the first takes `slow` times as long."""
-    return [asynchronous.Worker(asynchronous.uneven(slow if i == 0 else 1.0, spread=0.3)) for i in range(count)]
+    return [simulator.Worker(simulator.uneven(slow if i == 0 else 1.0, spread=0.3)) for i in range(count)]
 
 
 def run(mode, workers, epochs=8, seed=0, lr=0.15 / 8, observe=None):
     store = asynchronous.create_store(mode, net.initial(seed), len(workers), update, lr * len(workers))
-    trace = asynchronous.simulate(store, net.gradient, workers, batches(epochs, seed), seed, observe=observe)
+    trace = simulator.simulate(store, net.gradient, workers, batches(epochs, seed), seed, observe=observe)
     return store, trace
 
 
@@ -152,7 +157,7 @@ for mode in ("sync", "ssp:1", "backup:1", "async"):
     seconds = []
     for slow in (1, 2, 4, 8, 16):
         store = asynchronous.create_store(mode, np.zeros(1), 8, asynchronous.rules.sgd, lr=0.1)
-        trace = asynchronous.simulate(store, lambda w, batch: (w, 1), pool(8, slow), range(4 * len(y) // BATCH))
+        trace = simulator.simulate(store, lambda w, batch: (w, 1), pool(8, slow), range(4 * len(y) // BATCH))
         seconds.append(trace.seconds / 4)
     axis.plot([1, 2, 4, 8, 16], seconds, color=colour(mode), marker="o", label=mode)
 axis.set(xlabel="how many times slower one worker is", ylabel="seconds per epoch", ylim=(0, None))

@@ -1,4 +1,4 @@
-"""Asynchronous training: workers that do not wait for each other, as threads, processes or in a simulator."""
+"""Asynchronous training: workers that do not wait for each other, as threads or processes."""
 
 from . import rules as rules
 from .policies import MODES as MODES
@@ -7,9 +7,4 @@ from .policies import parse_mode as parse_mode
 from .processes import Averaging as Averaging
 from .processes import Served as Served
 from .processes import check_store as check_store
-from .simulator import FlatNet as FlatNet
-from .simulator import Worker as Worker
-from .simulator import simulate as simulate
-from .simulator import steady as steady
-from .simulator import uneven as uneven
 from .training import Asynchronous as Asynchronous

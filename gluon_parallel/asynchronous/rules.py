@@ -1,4 +1,4 @@
-"""Update rules as pure functions on flat arrays, for threads and for the simulator.
+"""Update rules as pure functions on flat arrays, for threads and processes.
 
 Nothing is changed in place: an array of weights, once made, is a version, which every worker may keep. So a pull is no
 copy, and the backup of each worker that delay compensation needs is the version that this worker pulled.

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import simulator
 import sync_async_picture as picture
 
 import gluon_parallel as gp
@@ -31,7 +32,7 @@ LR_PER_WORKER = 0.15 / 8  # so that a round of 8 workers has 0.15, which is bold
 GOAL = 0.9
 MODES = ("sync", "backup:1", "ssp:1", "ssp:4", "local:4", "elastic", "async", "dc:10")
 DELAYS = (1, 2, 4, 8, 16)
-NET = asynchronous.FlatNet(num_inputs=196, num_hidden=HIDDEN, num_classes=10)
+NET = simulator.FlatNet(num_inputs=196, num_hidden=HIDDEN, num_classes=10)
 
 
 class Problem(NamedTuple):
@@ -83,9 +84,7 @@ def run(mode, problem, workers, epochs, seed, points=0):
         pushes += 1
 
     with np.errstate(over="ignore", invalid="ignore"):  # what diverges may do so; its accuracy tells
-        trace = asynchronous.simulate(
-            store, NET.gradient, workers, batches(problem, epochs, seed), seed, observe=observe
-        )
+        trace = simulator.simulate(store, NET.gradient, workers, batches(problem, epochs, seed), seed, observe=observe)
         final = accuracy(store.weights, problem)
     reached = [now for now, value in curve if value >= GOAL]
     goal = reached[0] if reached else float("nan")
@@ -99,8 +98,8 @@ def mean(outcomes):
 
 def workers_of(count, slow):
     """`count` workers with steps of about a second, of which the first takes `slow` times as long."""
-    uneven = asynchronous.uneven
-    return [asynchronous.Worker(uneven(slow if number == 0 else 1.0, spread=0.3)) for number in range(count)]
+    uneven = simulator.uneven
+    return [simulator.Worker(uneven(slow if number == 0 else 1.0, spread=0.3)) for number in range(count)]
 
 
 def along(grid, curve):
@@ -144,7 +143,7 @@ def one_large_step(problem, num=8):
     """How far a sync step of `num` workers is from one step on the `num`-fold batch, at most."""
     several_batches = [batch for batch, _ in zip(batches(problem, 1, seed=0), range(num))]
     store = asynchronous.create_store("sync", NET.initial(0), num, asynchronous.rules.sgd, lr=0.15)
-    asynchronous.simulate(store, NET.gradient, workers_of(num, 4.0), several_batches)
+    simulator.simulate(store, NET.gradient, workers_of(num, 4.0), several_batches)
     joined = tuple(np.concatenate(parts) for parts in zip(*several_batches))
     alone = asynchronous.rules.sgd(NET.initial(0), NET.gradient(NET.initial(0), joined)[0], (), lr=0.15)[0]
     return float(np.abs(store.weights - alone).max())
@@ -157,7 +156,7 @@ def compare_deaths(options, modes=("sync", "ssp:1", "async")):
         workers = workers_of(options.workers, 1.0)
         workers[-1] = workers[-1]._replace(dies_at=10)
         store = asynchronous.create_store(mode, np.zeros(1), options.workers, asynchronous.rules.sgd, 0.1)
-        trace = asynchronous.simulate(store, lambda weights, batch: (weights, 1), workers, range(400))
+        trace = simulator.simulate(store, lambda weights, batch: (weights, 1), workers, range(400))
         found[mode] = f"waits for ever from {trace.seconds:.0f} s on" if trace.stalled else "goes on without it"
     return found
 
@@ -183,8 +182,8 @@ def run_for_real(problem, modes=("sync", "ssp:1", "backup:1", "async"), fast=0.0
         parallel.train(data[:3])  # the first pass makes what later ones reuse
         done = parallel.train(data)
         store = asynchronous.create_store(mode, np.zeros(1), 3, asynchronous.rules.sgd, 0.1)
-        virtual = [asynchronous.Worker(asynchronous.steady(slow if number == 0 else fast)) for number in range(3)]
-        trace = asynchronous.simulate(store, lambda weights, batch: (weights, 1), virtual, data)
+        virtual = [simulator.Worker(simulator.steady(slow if number == 0 else fast)) for number in range(3)]
+        trace = simulator.simulate(store, lambda weights, batch: (weights, 1), virtual, data)
         found[mode] = done.updates / done.seconds, store.version / trace.seconds
     return found
 

@@ -7,8 +7,10 @@ from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 
-from .rules import Array, concatenate, cut
-from .store import Grant, Store
+import gluon_parallel as gp
+
+rules = gp.asynchronous.rules
+Array = np.ndarray
 
 Seconds = Callable[[np.random.RandomState], float]  # how long a step takes, drawn anew for each
 
@@ -59,16 +61,16 @@ def _end_of(start: float, length: float, pauses: Sequence[tuple[float, float]]) 
     return end
 
 
-def simulate(store: Store, gradient: Callable[[Array, Any], tuple[Array, float]], workers: Sequence[Worker],
+def simulate(store: Any, gradient: Callable[[Array, Any], tuple[Array, float]], workers: Sequence[Worker],
              batches: Iterable[Any], seed: int = 0,
-             observe: Optional[Callable[[float, Store], None]] = None) -> Trace:  # fmt: skip
+             observe: Optional[Callable[[float, Any], None]] = None) -> Trace:  # fmt: skip
     """Train on a virtual clock; returns what happened, step by step.
 
     The gradients are real; a step takes as long as its worker's distribution says. The outcome is a function of the
     arguments alone. Each worker draws the lengths of its steps from a random stream of its own.
 
     Args:
-        store: what the workers share, see :func:`create_store`. It is trained.
+        store: what the workers share, of ``gp.asynchronous.create_store``. It is trained.
         gradient: ``gradient(weights, batch)`` returns the gradient of the mean loss and the number of samples.
         workers: as many as the store has.
         batches: handed out in their order.
@@ -82,9 +84,8 @@ def simulate(store: Store, gradient: Callable[[Array, Any], tuple[Array, float]]
         ValueError: the number of workers is not the store's.
 
     Example:
-        >>> from gluon_parallel.asynchronous import create_store, rules
         >>> for mode in ("sync", "async"):
-        ...     store = create_store(mode, np.zeros(1), 2, rules.sgd, lr=0.1)
+        ...     store = gp.asynchronous.create_store(mode, np.zeros(1), 2, rules.sgd, lr=0.1)
         ...     trace = simulate(store, lambda w, b: (w - b, 1), [Worker(steady(1)), Worker(steady(4))], range(20))
         ...     print(mode, trace.seconds)
         sync 40.0
@@ -95,7 +96,7 @@ def simulate(store: Store, gradient: Callable[[Array, Any], tuple[Array, float]]
     randoms = [np.random.RandomState([seed, number]) for number in range(len(workers))]
     done = [0] * len(workers)
     tie = itertools.count()  # of two events at the same time, the one that was planned first comes first
-    events: list[tuple[float, int, int, float, Grant]] = []  # end, tie, worker, start, what it works with
+    events: list[tuple[float, int, int, float, Any]] = []  # end, tie, worker, start, what it works with
     steps: list[Step] = []
     dead: list[int] = []
 
@@ -145,7 +146,9 @@ class FlatNet:
     def initial(self, seed: int) -> Array:
         """Random weights to begin with, float32."""
         random = np.random.RandomState(seed)  # NumPy has frozen its stream
-        return concatenate([random.randn(*s) * np.sqrt(2 / s[0]) if len(s) > 1 else np.zeros(s) for s in self.shapes])
+        return rules.concatenate(
+            [random.randn(*s) * np.sqrt(2 / s[0]) if len(s) > 1 else np.zeros(s) for s in self.shapes]
+        )
 
     def logits(self, weights: Array, x: Array) -> Array:
         """What the net says of inputs (N, num_inputs): (N, num_classes)."""
@@ -168,6 +171,6 @@ class FlatNet:
         return float((self.logits(weights, x).argmax(axis=1) == y).mean())
 
     def _forward(self, weights: Array, x: Array) -> tuple[Array, Array, Array]:
-        w1, b1, w2, b2 = cut(weights, self.shapes)
+        w1, b1, w2, b2 = rules.cut(weights, self.shapes)
         hidden = np.maximum(x @ w1 + b1, 0)
         return hidden, hidden @ w2 + b2, w2
