@@ -95,7 +95,7 @@ REFUSED = [
     (lambda: parallel(PowerSGD(), kvstore="horovod"), "need the store mpi"),
     (sparse, "row_sparse; build"),
     *((lambda options=options: PowerSGD(**options), next(iter(options)))
-      for options in ({"rank": 0}, {"rank": 1.5}, {"start_step": -1}, {"min_compression_rate": 0.5})),
+      for options in ({"rank": 0}, {"rank": 1.5}, {"start_step": -1})),
 ]  # fmt: skip
 
 

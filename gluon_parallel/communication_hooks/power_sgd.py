@@ -14,6 +14,7 @@ from ..engine import push, view
 from .hook import BucketStore, GradientBucket, StatefulHook
 
 _DEPENDENT = 1e-6  # a column of which less is left, without its part along earlier ones, depends on them
+_LEAST_GAIN = 2  # a gradient is compressed if its factors have less than 1 / _LEAST_GAIN of its values
 _BLOCK = 1 << 15  # values that are worked on at once: they fit a core's cache
 
 
@@ -59,17 +60,16 @@ class PowerSGD(StatefulHook):
     all gradients onto the columns of P. What it leaves out is added to the process's next gradient (error feedback).
     The next Q is the orthonormal M^T P (warm start), so P and Q follow the gradients' largest singular vectors.
 
-    (n + m) * rank values travel in the place of n * m. Gradients for which that is no gain, and those of vectors,
-    travel as they are. The bits of the result are the same on all processes, on processors of different kinds too.
+    (n + m) * rank values travel in the place of n * m. Gradients whose factors would have half as many values or more,
+    and those of vectors, travel as they are. The bits of the result are the same on all processes, on processors of
+    different kinds too.
 
     Args:
         rank: columns of the two factors; 1 to 4 are usual, and more for nets with large matrices.
         start_step: so many first updates of the optimizer are not compressed: early gradients change quickly. About a
             tenth of all updates serves well.
-        min_compression_rate: a gradient is compressed if n * m is more than so many times (n + m) * rank.
         error_feedback: whether what was left out is added to the next gradient. Without it, training converges to
             another place, or not at all.
-        warm_start: whether Q is that of the update before; otherwise it is drawn anew for each.
         seed: of the first Q.
 
     Raises:
@@ -88,19 +88,15 @@ class PowerSGD(StatefulHook):
         self,
         rank: int = 4,
         start_step: int = 0,
-        min_compression_rate: float = 2.0,
         error_feedback: bool = True,
-        warm_start: bool = True,
         seed: int = 0,
     ) -> None:
         super().__init__()
         for name, value, least in (("rank", rank, 1), ("start_step", start_step, 0), ("seed", seed, 0)):
             if not isinstance(value, (int, np.integer)) or value < least:
                 raise ValueError(f"PowerSGD: {name} is {value!r}, expected a whole number of at least {least}")
-        if not min_compression_rate >= 1:
-            raise ValueError(f"PowerSGD: min_compression_rate is {min_compression_rate!r}, expected at least 1")
-        self.rank, self.start_step, self.min_compression_rate = int(rank), int(start_step), float(min_compression_rate)
-        self.error_feedback, self.warm_start, self.seed = error_feedback, warm_start, int(seed)
+        self.rank, self.start_step, self.seed = int(rank), int(start_step), int(seed)
+        self.error_feedback = error_feedback
 
     def __repr__(self) -> str:
         return f"PowerSGD(rank={self.rank}, start_step={self.start_step})"
@@ -122,7 +118,7 @@ class PowerSGD(StatefulHook):
                 continue
             axes, (n, m) = as_matrix(gradient.shape)
             rank = min(n, m, self.rank)
-            if n * m > self.min_compression_rate * (n + m) * rank:
+            if n * m > _LEAST_GAIN * (n + m) * rank:
                 p, q = slice(end_p, end_p + n * rank), slice(end_q, end_q + m * rank)
                 found.append(_Matrix(number, gradient, axes, (n, m), rank, p, q))
                 end_p, end_q = p.stop, q.stop
@@ -133,13 +129,13 @@ class PowerSGD(StatefulHook):
         dtype, divisor, step = matrices[0].gradient.dtype, bucket.divisor, bucket.num_updates
         gradients = [matrix.gradient for matrix in matrices]
         errors = [self.errors.get(matrix.number) for matrix in matrices]
-        before = [self.shared.get(matrix.number) if self.warm_start else None for matrix in matrices]
+        before = [self.shared.get(matrix.number) for matrix in matrices]
         p, q, orthonormal = (
             mx.nd.empty(size, dtype=dtype) for size in (matrices[-1].p.stop, matrices[-1].q.stop, matrices[-1].p.stop)
         )
         # Each holds the gradient with what was left out before, and in the end what is left out now.
         left_out = [mx.nd.empty(matrix.shape, dtype=dtype) for matrix in matrices]
-        following = [mx.nd.empty((one.rank, one.shape[1]), dtype=dtype) for one in matrices] if self.warm_start else []
+        following = [mx.nd.empty((one.rank, one.shape[1]), dtype=dtype) for one in matrices]
 
         @np.errstate(all="ignore")  # the caller finds what is not finite
         def project() -> None:
@@ -167,9 +163,8 @@ class PowerSGD(StatefulHook):
                 )
                 values, total = matrix.values, _expanded(rows, columns, view(array), store.num_workers, divisor)
                 values[...] = total.reshape(values.shape)
-                if following:
-                    others = functools.partial(self._first, matrix, step + 1)
-                    view(following[place])[:] = orthonormal_rows(columns, others)
+                others = functools.partial(self._first, matrix, step + 1)
+                view(following[place])[:] = orthonormal_rows(columns, others)
 
         name = "gluon_parallel.PowerSGD"
         held = [array for array in (*errors, *before) if array is not None]

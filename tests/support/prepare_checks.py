@@ -20,8 +20,8 @@ DEVICES = gp.devices(f"cpu:{NUM_DEVICES}")
 
 def make_net(dropout=0.0):
     net = gluon.nn.HybridSequential()
-    net.add(gluon.nn.Dense(5, in_units=3), gluon.nn.BatchNorm(in_channels=5), gluon.nn.Dropout(dropout))
-    net.add(gluon.nn.Dense(2, in_units=5))
+    net.add(gluon.nn.Dense(9, in_units=3), gluon.nn.BatchNorm(in_channels=9), gluon.nn.Dropout(dropout))
+    net.add(gluon.nn.Dense(2, in_units=9))
     net.cast("float64")
     net.initialize(ctx=DEVICES)
     random = np.random.RandomState(0)
@@ -104,10 +104,10 @@ def loaded_at_once(store):
         write(*args)
 
     for value, gp.archive.write in ((1.0, write), (2.0, write_late)):
-        net[0].weight.set_data(nd.full((5, 3), value, dtype="float64"))
+        net[0].weight.set_data(nd.full((9, 3), value, dtype="float64"))
         gp.checkpoint.save(path, net, trainer)
     gp.archive.write = write
-    net[0].weight.set_data(nd.full((5, 3), 3.0, dtype="float64"))
+    net[0].weight.set_data(nd.full((9, 3), 3.0, dtype="float64"))
     gp.checkpoint.load(path, net, trainer)
     assert (net[0].weight.data(DEVICES[-1]).asnumpy() == 2).all()
     for name, wanted in ((f"own-{store.rank}.npz", "another file for process"), ("none.npz", "No such file")):
@@ -141,7 +141,7 @@ def interrupted_together(store):
     """Ctrl-C in process 0, where each has a part of what is saved: all leave, and continue bit for bit."""
     hooks = gp.communication_hooks
     for number, options in enumerate((
-        lambda: {"communication_hook": hooks.PowerSGD(rank=1, start_step=2, min_compression_rate=1)},
+        lambda: {"communication_hook": hooks.PowerSGD(rank=1, start_step=2)},
         lambda: {"communication_hook": hooks.two_bits(0.01)},
         lambda: {"shard_optimizer": True},
     )):  # fmt: skip
