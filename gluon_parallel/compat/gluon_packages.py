@@ -30,7 +30,7 @@ class _NumberOfArray(type):
         return isinstance(instance, cls.__base__)
 
     def __subclasscheck__(cls, subclass):
-        return issubclass(subclass, cls.__base__)
+        return issubclass(subclass, cls.__base__ or ())
 
     def __eq__(cls, other):
         return other is cls or other is cls.__base__
@@ -75,7 +75,7 @@ def install():
     if _refuses(lambda: int(np.ones(1)), TypeError):
         # Python's names for these modules alone: globals would be exported by `from module import *`.
         own = {**vars(builtins), "int": _standing_for(int), "float": _standing_for(float)}
-        changes["before"] = lambda module: vars(module).update(__builtins__=own)
+        changes["before"] = lambda module: setattr(module, "__builtins__", own)
     if _refuses(lambda: np.asarray([[1], [2, 3]]), ValueError):
         namespace = types.ModuleType("numpy")
         vars(namespace).update({**vars(np), "array": _taking_ragged(np.array), "asarray": _taking_ragged(np.asarray)})
@@ -105,7 +105,7 @@ def _restore_interp2d(interpolate):
         interpolate.interp2d = interp2d
 
 
-class interp2d:  # noqa: N801  (SciPy's name)
+class interp2d:
     """Interpolation of values on a grid, with the arguments and results of SciPy's class of this name.
 
     Args:

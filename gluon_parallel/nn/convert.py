@@ -153,7 +153,6 @@ class ContribSyncBatchNorm(SyncBatchNorm):
         in_channels, args, kwargs: as in ``gluon.contrib.nn.SyncBatchNorm``.
     """
 
-    @functools.wraps(CONTRIB.__init__)
     def __init__(self, in_channels: int = 0, num_devices: int | None = None, *args: Any, **kwargs: Any) -> None:
         super().__init__(1, *args, in_channels=in_channels, **kwargs)  # axis 1
 
@@ -161,6 +160,7 @@ class ContribSyncBatchNorm(SyncBatchNorm):
         return "syncbatchnorm"
 
 
+functools.update_wrapper(ContribSyncBatchNorm.__init__, CONTRIB.__init__)
 ContribSyncBatchNorm.__name__ = CONTRIB.__name__  # which its layers show; pickle finds it by the other name
 _OURS = SyncBatchNorm, ContribSyncBatchNorm
 

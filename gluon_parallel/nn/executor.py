@@ -123,7 +123,7 @@ def _synchronised(symbol: mx.sym.Symbol, flags: _Flags, block: mx.gluon.Block | 
     return SynchronisedExecutor(running, [(name, value) for name, value in flags if name != "static_shape"], groups)
 
 
-class _AnyExecutor(type(_CachedOp)):
+class _AnyExecutor(type):
     """Type of :class:`CachedOp`, whose instances are MXNet's executors and those that are made in their place."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:

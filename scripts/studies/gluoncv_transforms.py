@@ -53,19 +53,19 @@ def net_of(name: str, **options: Any) -> Any:
         net = module("model_zoo").get_model(name, pretrained=False, pretrained_base=False, **options)
     except TypeError:  # it has no base
         net = module("model_zoo").get_model(name, pretrained=False, **options)
-    net.initialize(mx.init.Xavier())
+    net.initialize(mx.init.Normal(0.01))
     return net
 
 
 def gradient(loss: Any, data: np.ndarray, *others: Any) -> Any:
     """A loss and its gradient."""
-    data = nd.array(data)
-    data.attach_grad()
+    array: Any = nd.array(data)
+    array.attach_grad()
     with autograd.record():
-        value = loss(data, *others)
+        value = loss(array, *others)
     value = value if isinstance(value, nd.NDArray) else value[0]
     value.backward()
-    return value, data.grad
+    return value, array.grad
 
 
 def losses() -> dict[str, Case]:
@@ -81,17 +81,27 @@ def losses() -> dict[str, Case]:
         "HeatmapFocalLoss": lambda: gradient(loss.HeatmapFocalLoss(), uniform(2, 3), nd.array([[1, 0, 0.5]] * 2)),
         "MaskedL1Loss": lambda: gradient(loss.MaskedL1Loss(), uniform(2, 3), nd.ones((2, 3)), masks),
         "SoftmaxCrossEntropyLoss": lambda: gradient(loss.SoftmaxCrossEntropyLoss(), scores, labels),
-        "MixSoftmaxCrossEntropyLoss": lambda: gradient(loss.MixSoftmaxCrossEntropyLoss(), scores, nd.array(scores), labels),
-        "SegmentationMultiLosses":
-            lambda: gradient(loss.SegmentationMultiLosses(), scores, nd.array(scores), nd.array(scores), labels),
-        "DistillationSoftmaxCrossEntropyLoss":
-            lambda: gradient(loss.DistillationSoftmaxCrossEntropyLoss(), uniform(2, 4), rows, nd.array(uniform(2, 4))),
+        "MixSoftmaxCrossEntropyLoss": lambda: gradient(
+            loss.MixSoftmaxCrossEntropyLoss(), scores, nd.array(scores), labels
+        ),
+        "SegmentationMultiLosses": lambda: gradient(
+            loss.SegmentationMultiLosses(), scores, nd.array(scores), nd.array(scores), labels
+        ),
+        "DistillationSoftmaxCrossEntropyLoss": lambda: gradient(
+            loss.DistillationSoftmaxCrossEntropyLoss(), uniform(2, 4), rows, nd.array(uniform(2, 4))
+        ),
         "SSDMultiBoxLoss": lambda: loss.SSDMultiBoxLoss()(*ssd, [nd.array(uniform(2, 8, 4, seed=4))]),
         "YOLOV3Loss": lambda: loss.YOLOV3Loss()(yolo[3], yolo[0], yolo[1], yolo[2], yolo[3], *yolo[4:7], *yolo[7:]),
         "SiamRPNLoss": lambda: loss.SiamRPNLoss(2)(
-            nd.array(uniform(2, 10, 17, 17)), nd.array(uniform(2, 20, 17, 17)), (siam[0] > 0.5), siam[1], siam[2],
-            nd.array(uniform(2, 4, 5, 17, 17)), siam[0]),
-    }  # fmt: skip
+            nd.array(uniform(2, 10, 17, 17)),
+            nd.array(uniform(2, 20, 17, 17)),
+            (siam[0] > 0.5),
+            siam[1],
+            siam[2],
+            nd.array(uniform(2, 4, 5, 17, 17)),
+            siam[0],
+        ),
+    }
 
 
 def presets() -> dict[str, Case]:
@@ -106,30 +116,36 @@ def presets() -> dict[str, Case]:
         "CenterNet, test": lambda: get("center_net").transform_test(image(), 50),
         "CenterNet, back": lambda: get("center_net").get_post_transform(80, 60, 20, 15),
         "CenterNet": lambda: get("center_net").CenterNetDefaultValTransform(128, 128)(image(), boxes()),
-        "SSD, training": lambda: get("ssd").SSDDefaultTrainTransform(64, 64, nd.array(uniform(1, 9, 4)))(image(), boxes()),
+        "SSD, training": lambda: get("ssd").SSDDefaultTrainTransform(64, 64, nd.array(uniform(1, 9, 4)))(
+            image(), boxes()
+        ),
         "SSD": lambda: get("ssd").SSDDefaultValTransform(64, 64)(image(), boxes()),
         "SSD, test": lambda: get("ssd").transform_test(image(), 50),
         "YOLO, training": lambda: get("yolo").YOLO3DefaultTrainTransform(64, 64)(image(), boxes()),
         "YOLO, targets": lambda: get("yolo").YOLO3DefaultTrainTransform(
-            64, 64, net_of("yolo3_darknet53_voc"), mixup=True)(image(), np.insert(boxes(), 5, 1, axis=1)),
+            64, 64, net_of("yolo3_darknet53_voc"), mixup=True
+        )(image(), np.insert(boxes(), 5, 1, axis=1)),
         "YOLO": lambda: get("yolo").YOLO3DefaultValTransform(64, 64)(image(), boxes()),
         "YOLO, test": lambda: get("yolo").transform_test(image(), 50),
         "Faster R-CNN, training": lambda: get("rcnn").FasterRCNNDefaultTrainTransform(50, 100)(image(), boxes()),
         "Faster R-CNN, targets": lambda: get("rcnn").FasterRCNNDefaultTrainTransform(
-            50, 100, net_of("faster_rcnn_resnet50_v1b_voc"))(image(), boxes()),
+            50, 100, net_of("faster_rcnn_resnet50_v1b_voc")
+        )(image(), boxes()),
         "Faster R-CNN": lambda: get("rcnn").FasterRCNNDefaultValTransform(50, 100)(image(), boxes()),
         "Faster R-CNN, test": lambda: get("rcnn").transform_test(image(), 50),
         "Mask R-CNN, training": lambda: get("rcnn").MaskRCNNDefaultTrainTransform(50, 100)(
-            image(), boxes(), [[one] for one in segments]),
+            image(), boxes(), [[one] for one in segments]
+        ),
         "Mask R-CNN": lambda: get("rcnn").MaskRCNNDefaultValTransform(50, 100)(image(), boxes(), segments),
         "segmentation, test": lambda: get("segmentation").test_transform(image(), mx.cpu()),
         "ImageNet, test": lambda: get("imagenet").transform_eval(image()),
         "SimplePose, training": lambda: get("simple_pose").SimplePoseDefaultTrainTransform(**pose)(image(), label, "x"),
         "SimplePose": lambda: get("simple_pose").SimplePoseDefaultValTransform(**sample)(image(), label, "x")[0],
         "AlphaPose, training": lambda: get("alpha_pose").AlphaPoseDefaultTrainTransform(
-            **pose, rotation_factor=30, scale_factor=(0.8, 1.2))(image(), label, "x")[:3],
+            **pose, rotation_factor=30, scale_factor=(0.8, 1.2)
+        )(image(), label, "x")[:3],
         "AlphaPose": lambda: get("alpha_pose").AlphaPoseDefaultValTransform(**sample)(image(), label, "x")[0],
-    }  # fmt: skip
+    }
     return found
 
 
@@ -154,7 +170,9 @@ def transforms() -> dict[str, Case]:
         "bbox.affine": lambda: bbox.affine_transform(center, bbox.get_affine_transform(center, 50, 10, (32, 32))),
         "random_crop_with_constraints": lambda: experimental.bbox.random_crop_with_constraints(rows, SIZE),
         "random_color_distort": lambda: experimental.image.random_color_distort(image()),
-        "np_random_color_distort": lambda: experimental.image.np_random_color_distort(uniform(60, 80, 3), np.random.RandomState(0)),
+        "np_random_color_distort": lambda: experimental.image.np_random_color_distort(
+            uniform(60, 80, 3), np.random.RandomState(0)
+        ),
         "imresize": lambda: [images.imresize(image(), 30, 40, interp) for interp in (1, 10)],
         "resize_long": lambda: images.resize_long(image(), 40),
         "resize_short_within": lambda: images.resize_short_within(image(), 40, 50, mult_base=8),
@@ -175,15 +193,21 @@ def transforms() -> dict[str, Case]:
         "pose.flip_heatmap": lambda: pose.flip_heatmap(heat, JOINTS, shift=True),
         "pose.flip_joints_3d": lambda: pose.flip_joints_3d(joints(), 80, JOINTS),
         "pose.crop": lambda: pose.crop(image().asnumpy(), center, np.array([0.2, 0.2]), (32, 32)),
-        "pose.transform_preds": lambda: pose.transform_preds(nd.array(uniform(3, 2)), center, np.array([0.2, 0.2]), (32, 32)),
+        "pose.transform_preds": lambda: pose.transform_preds(
+            nd.array(uniform(3, 2)), center, np.array([0.2, 0.2]), (32, 32)
+        ),
         "pose.get_max_pred": lambda: pose.get_max_pred(heat),
         "pose.get_final_preds": lambda: pose.get_final_preds(heat, np.array([center] * 2), np.array([[0.2, 0.2]] * 2)),
         "pose.upscale_bbox_fn": lambda: pose.upscale_bbox_fn(rows[0, :4], image().asnumpy()),
         "pose.detector_to_simple_pose": lambda: pose.detector_to_simple_pose(image(), *detected, output_shape=(64, 48)),
         "pose.heatmap_to_coord": lambda: pose.heatmap_to_coord(heat, [rows[0, :4], rows[1, :4]]),
-        "pose.detector_to_alpha_pose": lambda: pose.detector_to_alpha_pose(image().asnumpy(), *detected, output_shape=(64, 48)),
+        "pose.detector_to_alpha_pose": lambda: pose.detector_to_alpha_pose(
+            image().asnumpy(), *detected, output_shape=(64, 48)
+        ),
         "pose.heatmap_to_coord_alpha_pose": lambda: pose.heatmap_to_coord_alpha_pose(heat, nd.array(rows[:, :4])),
-        "pose.random_sample_bbox": lambda: pose.random_sample_bbox(np.array([5, 5]), np.array([40, 40]), 35, 35, 80, 60),
+        "pose.random_sample_bbox": lambda: pose.random_sample_bbox(
+            np.array([5, 5]), np.array([40, 40]), 35, 35, 80, 60
+        ),
         "pose.count_visible": lambda: pose.count_visible((5, 5), (40, 40), joints()),
         "pose.cv_cropBox": lambda: pose.cv_cropBox(uniform(3, 60, 80), np.array([5, 5]), np.array([40, 40]), 32, 24),
         "pose.cv_rotate": lambda: pose.cv_rotate(uniform(3, 60, 80), 30, 32, 24),
@@ -196,6 +220,5 @@ def transforms() -> dict[str, Case]:
         "VideoGroupValTransformV2": lambda: video.VideoGroupValTransformV2((32, 32), 40, MEAN, STD)(clips),
         "VideoThreeCrop": lambda: video.VideoThreeCrop((60, 60))(clips),
         "VideoTenCrop": lambda: video.VideoTenCrop((32, 32))(clips),
-        "SiamRPNaugmentation": lambda: track.SiamRPNaugmentation(4, 0.05, 1.0, 1.0, 1.0)(
-image().asnumpy(), corner, 32),
-    }  # fmt: skip
+        "SiamRPNaugmentation": lambda: track.SiamRPNaugmentation(4, 0.05, 1.0, 1.0, 1.0)(image().asnumpy(), corner, 32),
+    }
