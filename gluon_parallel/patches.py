@@ -1,10 +1,10 @@
 """What the import of this package replaces in MXNet, in this order; the page architecture.md lists the rest too."""
 
-import functools
 from typing import Any, Callable, NamedTuple
 
 from .allreduce import gradients
 from .compat import mx
+from .compat.replacing import stands_for
 from .kvstore import clients, factory, separate_training, trainer_loops
 from .kvstore.environment import launched_group
 from .nn import convert, executor
@@ -23,9 +23,9 @@ class Patch(NamedTuple):
 
 REPLACEMENTS = [  # called with the same arguments
     Patch(mx.kvstore, "create", factory.create),
-    Patch(mx.nd, "CachedOp", executor.executor),  # where Gluon's blocks look it up when they build a graph
+    Patch(mx.nd, "CachedOp", executor.CachedOp),  # where Gluon's blocks look it up when they build a graph
 ]
-# Called as wrapper(function, *arguments).
+# Called as wrapper(function, *arguments): with MXNet's names of them, since callers may write these.
 WRAPPERS = [
     Patch(mx.gluon.HybridBlock, "_build_cache", executor.build_cache),
     Patch(mx.gluon.Parameter, "initialize", executor.initialize),
@@ -53,8 +53,10 @@ WRAPPERS_IN_GROUPS = [  # only in processes that were started as a group, for th
 ]
 
 
-def _wrapped(function, wrapper):
-    @functools.wraps(function)
+def _wrapped(owner, name, wrapper):
+    function = getattr(owner, name)
+
+    @stands_for(function, owner, name)
     def call(*args, **kwargs):
         return wrapper(function, *args, **kwargs)
 
@@ -67,4 +69,4 @@ def apply():
     for owner, name, ours in REPLACEMENTS:
         setattr(owner, name, ours)
     for owner, name, ours in WRAPPERS + (WRAPPERS_IN_GROUPS if launched_group() is not None else []):
-        setattr(owner, name, _wrapped(getattr(owner, name), ours))
+        setattr(owner, name, _wrapped(owner, name, ours))

@@ -39,7 +39,10 @@ if [ -x "$VENV/bin/python" ]; then installed=$(identify "$VENV/bin/python"); fi
 
 if [ -n "${PYTHON:-}" ]; then
     wanted=$(identify "$PYTHON")
-    [ -n "$wanted" ] || stop "PYTHON=$PYTHON does not start a Python here; name one of version 3.9 to 3.13, e.g. PYTHON=/usr/bin/python3"
+    if [ -z "$wanted" ]; then  # a shim of pyenv, say, of a version that is not chosen: it says which ones it has
+        said=$({ "$PYTHON" -c "$identity" 2>&1 >/dev/null || true; } | tr -s '[:space:]' ' ' | cut -c 1-400)
+        stop "PYTHON=$PYTHON does not start a Python here (${said:-it says nothing}); name one of version 3.9 to 3.13, e.g. PYTHON=/usr/bin/python3"
+    fi
     suitable "$wanted" || stop "PYTHON=$PYTHON is Python ${wanted%% *}; MXNet 1.9.1 and its companions run on 3.9 to 3.13, so name one of those, e.g. PYTHON=python3.12"
 elif suitable "$installed"; then
     PYTHON=$VENV/bin/python wanted=$installed

@@ -75,6 +75,10 @@ def test_an_interpreter_that_cannot_serve_is_refused_with_what_to_do(make_venv, 
 
 def test_an_interpreter_that_is_not_there_is_named_or_told_how_to_get(make_venv, fake_python):
     assert "PYTHON=python3.99 does not start a Python here" in one_sentence(make_venv(PYTHON="python3.99"))
+    said = "echo 'pyenv: python: command not found' >&2; echo 'It exists in:' >&2; echo 3.12.1 >&2; exit 127"
+    shim = fake_python("shim", version_info=said)
+    told = one_sentence(make_venv(PYTHON=shim))
+    assert f"PYTHON={shim} does not start a Python here (pyenv: python: command not found It exists in: 3.12.1" in told
     names = ["python3", "python", *(f"python3.{minor}" for minor in range(9, 14))]
     folder = {Path(fake_python(name, version_info="exit 1")).parent for name in names}.pop()
     assert "apt-get install python3 python3-venv" in one_sentence(make_venv(path=f"{folder}:/usr/bin:/bin"))

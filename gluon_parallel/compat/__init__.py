@@ -18,7 +18,7 @@ import numpy as np
 
 from ..cuda import mxnet_folder, prepare
 from ..errors import MXNetUnavailable
-from . import deferred, numpy_protocol, operator_code, roi_align, scalars
+from . import deferred, gluon_packages, numpy_protocol, operator_code, roi_align, scalars
 
 MXNET_VERSION = "1.9.1"
 
@@ -181,6 +181,7 @@ def import_mxnet():
     scalars.accept()
     numpy_protocol.convert()
     roi_align.install(mxnet)
+    gluon_packages.install()
     return mxnet
 
 

@@ -13,6 +13,7 @@ import warnings
 import numpy as np
 
 from .deferred import Deferred
+from .replacing import stands_for
 
 
 def _array(self, dtype=None, copy=None):
@@ -87,7 +88,9 @@ def convert():
     """Give the imported MXNet's classes NumPy's conversion methods, and ``mxnet.recordio`` its ``tostring``."""
     ndarray = importlib.import_module("mxnet.ndarray.ndarray")
     ndarray.NDArray.__array__ = _array
-    ndarray.NDArray.asscalar = _asscalar  # MXNet's leaves the axes, and NumPy 2.4 refuses float() of such an array
+    # MXNet's leaves the axes, and NumPy 2.4 refuses float() of such an array.
+    mended = stands_for(ndarray.NDArray.asscalar, ndarray.NDArray, "asscalar")
+    ndarray.NDArray.asscalar = mended(_asscalar)
     classes = (ndarray.NDArray, importlib.import_module("mxnet.gluon.parameter").Parameter)
     for owner in classes:
         owner.__numpy_dtype__ = property(lambda self: np.dtype(self.dtype))

@@ -7,14 +7,14 @@ written anew.
 
 import contextlib
 import functools
-import importlib.machinery
 import importlib.util
 import marshal
 import os
 import sys
 import types
 import zlib
-from typing import Any
+
+from .after_import import Change, Changing
 
 _INITIALIZERS = ("_init_op_module", "_init_np_op_module")  # of mxnet.base: they ask for one function after the other
 _SOURCES = ("base.py", "ndarray/register.py", "symbol/register.py")  # what the functions depend on, and the library
@@ -90,35 +90,24 @@ def _read(path, stamp):
     return marshal.loads(data) if header == _header(stamp, data) else {}
 
 
-class _Finder:
-    """Finds MXNet's ``base``, and gives it initializers that ask the cache."""
+def _ask(functions):
+    """A function that gives the module ``mxnet.base`` initializers that ask the cache."""
 
-    def __init__(self, functions):
-        self.functions = functions
+    def change(module):
+        for initializer in _INITIALIZERS:
+            setattr(module, initializer, _asking(getattr(module, initializer), functions))
 
-    def find_spec(self, name, path, target=None):
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target) if name == "mxnet.base" else None
-        if spec is not None:
-            loader: Any = spec.loader
-            run = loader.exec_module
+    return change
 
-            def exec_module(module):
-                del loader.exec_module
-                run(module)
-                for initializer in _INITIALIZERS:
-                    setattr(module, initializer, self._asking(getattr(module, initializer)))
 
-            loader.exec_module = exec_module
-        return spec
+def _asking(initialize, functions):
+    @functools.wraps(initialize)
+    def initialize_by_cache(*names, make_op_func=None, **named):
+        if make_op_func is None:
+            make_op_func, names = names[-1], names[:-1]
+        return initialize(*names, make_op_func=functions.by(make_op_func), **named)
 
-    def _asking(self, initialize):
-        @functools.wraps(initialize)
-        def initialize_by_cache(*names, make_op_func=None, **named):
-            if make_op_func is None:
-                make_op_func, names = names[-1], names[:-1]
-            return initialize(*names, make_op_func=self.functions.by(make_op_func), **named)
-
-        return initialize_by_cache
+    return initialize_by_cache
 
 
 @contextlib.contextmanager
@@ -128,7 +117,8 @@ def cached(folder):
     paths = [os.path.join(folder, name) for name in (library, *_SOURCES)]
     stamp = tuple((os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in paths if os.path.exists(path))
     functions = OperatorFunctions(importlib.util.cache_from_source(__file__)[: -len("pyc")] + "operators", stamp)
-    finder = _Finder(functions)
+    change = Change(None, _ask(functions))
+    finder = Changing(lambda name: change if name == "mxnet.base" else None)
     sys.meta_path.insert(0, finder)
     try:
         yield

@@ -11,6 +11,8 @@ import types
 
 import numpy as np
 
+from .replacing import stands_for
+
 # Modules whose every use of ``str`` writes a parameter: operators, cached graphs, symbols, and the C++ data iterators.
 _WRITERS = ("mxnet._ctypes.ndarray", "mxnet._ctypes.symbol", "mxnet.io.io")
 # Functions that refuse a NumPy integer where they take an int, or compare it with a tuple.
@@ -60,8 +62,8 @@ def text(value):
     return written
 
 
-def _with_plain_arguments(function):
-    @functools.wraps(function)
+def _with_plain_arguments(function, owner, name):
+    @stands_for(function, owner, name)
     def with_plain_arguments(*args, **kwargs):
         return function(*map(plain, args), **{name: plain(value) for name, value in kwargs.items()})
 
@@ -78,7 +80,7 @@ def accept():
         for name in names:
             function = getattr(owner, name)
             if isinstance(function, types.FunctionType) and not hasattr(function, "__wrapped__"):
-                setattr(owner, name, _with_plain_arguments(function))
+                setattr(owner, name, _with_plain_arguments(function, owner, name))
     # Symbols keep initializers in their attributes, as JSON.
     dumps = functools.partial(json.dumps, default=plain)
     vars(importlib.import_module("mxnet.initializer"))["json"] = types.SimpleNamespace(dumps=dumps, loads=json.loads)

@@ -16,6 +16,7 @@ from numpy.typing import DTypeLike
 
 from ..compat import mx
 from ..compat.array_types import BFLOAT16, as_legacy
+from ..compat.replacing import stands_for
 from ..errors import NotFinite, PrecisionUnsupported
 from ..kvstore.background_sum import BackgroundSum
 from ..kvstore.reserved_keys import OVERFLOW
@@ -73,13 +74,18 @@ def set_precision(precision: str, devices: Sequence[mx.Context]) -> None:
     in_float32 = amp_module.list_fp32_ops(BFLOAT16 if precision == "bfloat16" else np.dtype(precision))
     cast, multicast = amp_module._cast_symbol_NDArray, mx.sym.amp_multicast
 
-    def cast_unless_float32(array: mx.sym.Symbol | mx.nd.NDArray, dtype: DTypeLike) -> mx.sym.Symbol | mx.nd.NDArray:
+    @stands_for(cast, amp_module, "_cast_symbol_NDArray")
+    def cast_unless_float32(s: mx.sym.Symbol | mx.nd.NDArray, dtype: DTypeLike) -> mx.sym.Symbol | mx.nd.NDArray:
         # Parameters are float32 already. Behind a cast that does nothing, Deconvolution on a CPU fails in oneDNN.
-        already = isinstance(array, mx.sym.Symbol) and dtype == np.float32 and array.get_children() is None
-        return array if already else cast(_apart(array, dtype), dtype)
+        already = isinstance(s, mx.sym.Symbol) and dtype == np.float32 and s.get_children() is None
+        return s if already else cast(_apart(s, dtype), dtype)
+
+    @stands_for(multicast, mx.sym, "amp_multicast")
+    def multicast_apart(*data: mx.sym.Symbol, **options: Any) -> mx.sym.Symbol:
+        return multicast(*(_apart(one, precision) for one in data), **options)
 
     amp_module._cast_symbol_NDArray = cast_unless_float32
-    mx.sym.amp_multicast = lambda *arrays, **options: multicast(*(_apart(one, precision) for one in arrays), **options)
+    mx.sym.amp_multicast = multicast_apart
     # Operators without inputs, such as the zeros that a recurrent layer begins with, have nothing to be cast.
     random = [name for name in in_float32 if name.lstrip("_").startswith("random_") and not name.endswith("_like")]
     amp.init(precision, fp32_ops=[name for name in in_float32 if name not in (*_WITHOUT_INPUTS.split(), *random)])
@@ -139,7 +145,7 @@ def refuse_unsupported(
 ) -> None:
     """Refuse what MXNet would refuse in the middle of a step, or would compute wrongly."""
     active = active_precision()
-    if active == "bfloat16" and accumulates and mx.sym.amp_multicast.__module__ != __name__:
+    if active == "bfloat16" and accumulates and not hasattr(mx.sym.amp_multicast, "__wrapped__"):
         raise PrecisionUnsupported(
             "amp.init('bfloat16'), and gradients that are added up: MXNet's casts on CPUs would leave them zero. Call "
             "gp.set_precision('bfloat16', devices), which replaces these casts, in the place of amp.init"

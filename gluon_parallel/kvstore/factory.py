@@ -48,6 +48,8 @@ def create(name: str = "local") -> Any:
         1
     """
     name = known_name(name)
+    if name.lower() == "nccl" and not mx.runtime.Features().is_enabled("NCCL"):
+        raise StoreUnavailable("the store 'nccl' needs an MXNet that was built with NCCL; 'device' does the same work")
     over_servers = name.lower().startswith("dist")
     if over_servers or name.lower() in OURS:
         heartbeat.send("arrived")  # from now on it waits for all processes
@@ -77,8 +79,6 @@ def known_name(name: str) -> str:
             f"the store {name!r} meets other processes at MXNet's servers, and nobody has started these for this "
             "process: gluon-parallel launch --engine ps -n 2 script.py, or set the DMLC variables yourself"
         )
-    if lower == "nccl" and not mx.runtime.Features().is_enabled("NCCL"):
-        raise StoreUnavailable("the store 'nccl' needs an MXNet that was built with NCCL; 'device' does the same work")
     return name
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from types import ModuleType
 from typing import Any, Callable
 
 from ..compat import mx
+from ..compat.replacing import named_arguments, stands_for
 from ..errors import warn
 from ..kvstore import check_sync_group
 from .blocks import blocks_of
 from .sync_batch_norm.graph import sync_batch_norm_symbol
 from .sync_batch_norm.layer import SyncBatchNorm
 
-CONTRIB = mx.gluon.contrib.nn.SyncBatchNorm
+CONTRIB, _CONTRIB_SYMBOL = mx.gluon.contrib.nn.SyncBatchNorm, mx.sym.contrib.SyncBatchNorm
+_SYMBOLS_ARGUMENTS = inspect.signature(_CONTRIB_SYMBOL)
 _CONVERTIBLE = (mx.gluon.nn.BatchNorm, CONTRIB)
 _POOLING = mx.gluon.nn.GlobalAvgPool2D
 _has_warned = False
@@ -156,20 +160,23 @@ class ContribSyncBatchNorm(SyncBatchNorm):
         return "syncbatchnorm"
 
 
+functools.update_wrapper(ContribSyncBatchNorm.__init__, CONTRIB.__init__)
+ContribSyncBatchNorm.__name__ = CONTRIB.__name__  # which its layers show; pickle finds it by the other name
 _OURS = SyncBatchNorm, ContribSyncBatchNorm
 
 
-def contrib_symbol(
-    data: mx.sym.Symbol, *args: Any, ndev: int = 1, key: Any = None, output_mean_var: bool = False, **kwargs: Any
-) -> mx.sym.Symbol:
+@stands_for(_CONTRIB_SYMBOL, mx.sym.contrib, "SyncBatchNorm")
+def contrib_symbol(*args: Any, **kwargs: Any) -> mx.sym.Symbol:
     """:func:`.sync_batch_norm_symbol` with the arguments of ``mx.sym.contrib.SyncBatchNorm``; `key` is ignored.
 
     Raises:
         ValueError: `output_mean_var` is true.
     """
-    if output_mean_var:
+    given = {"ndev": 1, **named_arguments(_SYMBOLS_ARGUMENTS, args, kwargs)}
+    given.pop("key", None)
+    if given.pop("output_mean_var", False):
         raise ValueError("mx.sym.contrib.SyncBatchNorm: gluon_parallel's has no output_mean_var=True; leave it out")
-    return sync_batch_norm_symbol(data, *args, ndev=ndev, **kwargs)
+    return sync_batch_norm_symbol(**given)
 
 
 def replace_contrib() -> None:

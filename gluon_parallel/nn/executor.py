@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import threading
 import weakref
@@ -10,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Callable
 
 from ..compat import mx
+from ..compat.replacing import stands_for
 from .for_cpu import for_cpu, is_faster_on
 from .sync_batch_norm.graph import synchronised
 from .sync_batch_norm.participants import SynchronisedExecutor
@@ -53,7 +55,8 @@ def initialize(initialize_in_mxnet: Callable[..., None], parameter: mx.gluon.Par
                 mx.gluon.HybridBlock.forward = forward
 
 
-def forward(block: mx.gluon.HybridBlock, *args: Any) -> Any:
+@stands_for(_forward_in_mxnet, mx.gluon.HybridBlock, "forward")
+def forward(block: mx.gluon.HybridBlock, x: Any, *args: Any) -> Any:
     """Call a block; before that, make the parameters whose shapes follow from its input.
 
     It replaces MXNet's method as long as parameters wait for a shape. One that MXNet has begun to make counts as not
@@ -62,9 +65,9 @@ def forward(block: mx.gluon.HybridBlock, *args: Any) -> Any:
     parameters = block._reg_params.values()
     for parameter in parameters:  # a loop, because every layer of a net that is not hybridized asks
         if parameter._data is None or _making:
-            finish_initialization(block, args, parameters)
+            finish_initialization(block, (x, *args), parameters)
             break
-    return _forward_in_mxnet(block, *args)
+    return _forward_in_mxnet(block, x, *args)
 
 
 def finish_initialization(
@@ -120,11 +123,32 @@ def _synchronised(symbol: mx.sym.Symbol, flags: _Flags, block: mx.gluon.Block | 
     return SynchronisedExecutor(running, [(name, value) for name, value in flags if name != "static_shape"], groups)
 
 
-class _Faster:
+class _AnyExecutor(type):
+    """Type of :class:`CachedOp`, whose instances are MXNet's executors and those that are made in their place."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return executor(*args, **kwargs) if cls is CachedOp else super().__call__(*args, **kwargs)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, _CachedOp) if cls is CachedOp else super().__instancecheck__(instance)
+
+
+class CachedOp(_CachedOp, metaclass=_AnyExecutor):
+    """The class that stands for MXNet's, and makes what :func:`executor` does; classes derived from it are MXNet's."""
+
+    __slots__ = ()
+    __signature__ = inspect.signature(_CachedOp)
+
+
+class _Faster(_CachedOp):
     """Two executors of one graph: a faster one for inputs that it suits, and the other one."""
 
     def __init__(self, faster: mx.nd.CachedOp, plain: mx.nd.CachedOp, first_input: int) -> None:
+        self.handle, self.is_np_sym, self._monitor_callback = faster.handle, faster.is_np_sym, None
         self._faster, self._plain, self._first_input = faster, plain, first_input
+
+    def __del__(self) -> None:
+        """Leave the handle to the executor whose it is."""
 
     def __call__(self, *args: mx.nd.NDArray, **kwargs: Any) -> Any:
         chosen = self._faster if is_faster_on(args[self._first_input]) else self._plain

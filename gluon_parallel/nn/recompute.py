@@ -12,6 +12,7 @@ import numpy as np
 
 from ..compat import mx
 from ..compat.array_types import as_class_of, as_legacy
+from ..compat.replacing import stands_for
 from ..device_threads.seeds import seed_this_thread
 from ..device_threads.thread import thread_of
 from ..engine import make_plain
@@ -69,6 +70,7 @@ def recompute(block: mx.gluon.HybridBlock) -> mx.gluon.HybridBlock:
     return block
 
 
+@stands_for(_call_in_mxnet, mx.gluon.HybridBlock, "_call_cached_op")
 def _call_graph(block: mx.gluon.HybridBlock, *args: Any) -> Any:
     """Run a hybridized block as a graph, or layer by layer while MXNet records where blocks in it are recomputed."""
     inner = blocks_of(block)[:-1] if mx.autograd.is_recording() else []  # the block itself comes last

@@ -23,11 +23,12 @@ from .state import restore, state, store_of
 _OWN, _OBJECTS = "own/", "objects/"
 
 
-def load_arrays(load: Callable[..., Any], file: Any, *args: Any, **kwargs: Any) -> Any:
+def load_arrays(load: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """MXNet's ``mx.nd.load``, on which ``net.load_parameters`` builds; says how a checkpoint is loaded."""
     try:
-        return load(file, *args, **kwargs)
+        return load(*args, **kwargs)
     except mx.base.MXNetError:
+        (file,) = (*args, *kwargs.values())  # `fname` in mx.nd, and `file` in mx.npx
         if not archive.is_archive(file):
             raise
     call = f"gp.checkpoint.load({str(file)!r}, net)"
