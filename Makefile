@@ -26,7 +26,7 @@ help:
 	@echo "make train      train LeNet on handwritten digits, on two CPU devices or on all GPUs (ARGS='--epochs 3' adds options)"
 	@echo "                TASK=faster_rcnn (5 minutes), segmentation (12), text_lstm or pipeline: another of scripts/train_*.py"
 	@echo "make test       lint, type check and all tests but the slowest; 6 minutes (ARGS='-k empty' adds options of pytest)"
-	@echo "                TESTS=slow (23 minutes), more (rare states of lost processes) or seeds (17 minutes): those alone"
+	@echo "                TESTS=slow (23 minutes), more (rare states of lost processes) or seeds (19 minutes): those alone"
 	@echo "make lint       ruff and mypy alone"
 	@echo "make docs       build the documentation site, with every notebook run, into build/docs; 4 minutes"
 	@echo "make notebooks  run the tutorials (docs/tutorials) and write them as notebooks with outputs; 3 minutes"
@@ -60,13 +60,16 @@ FEWER = -n $$(($(WORKERS) - 1))
 # seed 7 alone. Five seeds at a time, since MXNet does not give back the memory of threads that have ended.
 SEEDS ?= 20
 NEW ?= 10
+# Minutes of random trainings against one device; with NEW=0 they are those of seed 1 and the next ones.
+MINUTES ?= 2
 DRAW := import random; n = $(SEEDS) - $(NEW); seeds = [*range(1, n + 1), *random.sample(range(1000, 10**6), $(NEW))]; \
 	print(*(",".join(map(str, seeds[i : i + 5])) for i in range(0, len(seeds), 5)))
 
 RUN_fast = $(PYTEST) -m "not slow" $(ARGS)
 RUN_slow = $(PYTEST) $(FEWER) -m "slow and not exhaustive" $(ARGS)
 RUN_more = $(PYTEST) $(FEWER) -m exhaustive $(ARGS)
-RUN_seeds = for seeds in $$($(PY) -c '$(DRAW)'); do $(PYTEST) -m "arithmetic and not slow" --seeds $$seeds $(ARGS) || exit 1; done
+RUN_seeds = for seeds in $$($(PY) -c '$(DRAW)'); do $(PYTEST) -m "arithmetic and not slow" --seeds $$seeds $(ARGS) || exit 1; done \
+	&& $(PY) scripts/studies/random_trainings.py --quiet --minutes $(MINUTES) $(if $(filter 0,$(NEW)),--seed 1)
 
 TESTS ?= fast
 test: $(if $(filter fast,$(TESTS)),lint,venv)

@@ -1,0 +1,45 @@
+"""Random trainings, in all ways over devices and processes, against a plain loop on one device."""
+
+import pytest
+import trainings_compare
+import trainings_draw
+from processes import needs_mpi
+from trainings_case import Case, Step
+from trainings_pool import Pool, together
+
+# A few seconds of them; scripts/studies/random_trainings.py runs as many as one likes.
+SEEDS = range(2204, 2220)
+
+
+def compare(seed, run, processes):
+    """Fail with the smallest training that differs from one device, of those like that of this seed."""
+
+    def check(case):
+        kind, text = run(case)
+        assert kind in ("equal", "refused"), f"{kind}: {case}\n{text}"
+
+    trainings_draw.examine(seed, check, processes=(processes,))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_random_training_has_the_weights_of_one_device(seed):
+    compare(seed, trainings_compare.run, 1)
+
+
+@pytest.mark.slow
+@needs_mpi
+def test_random_trainings_of_two_processes_have_the_weights_of_one_device():
+    with Pool() as pool:
+        for seed in SEEDS:
+            compare(seed, pool.run, 2)
+
+
+def test_a_case_is_read_from_what_it_is_printed_as():
+    case = Case(way="loop", clip_gradient=0.5, steps=(Step((3, 1), (0,), "freeze"),))
+    assert Case.read(str(case)) == case and Case.read("{}") == Case()
+
+
+def test_the_outcome_of_a_group_is_that_of_the_process_that_has_the_reason():
+    assert together([["equal", ""], ["different", "weight"]]) == ("different", "process 1: weight")
+    assert together([["waited", "for 1"], ["refused", "no"]]) == ("refused", "process 1: no")
+    assert together([["waited", "for 1"], ["waited", "for 0"]])[0] == "failed"
