@@ -138,15 +138,22 @@ class StepPlan:
                 mx.base.check_call(push_sums(record, 0))
         elif self._sums_here(trainer):
             (self._sums if is_whole else CopySums([self.gradients[place] for place in places])).push()
-        elif is_whole and isinstance(store, Store):
-            if self._store_plan is None or self._store_plan.store is not store:
-                self._store_plan = self._plan_for(store, places)
-            self._store_plan.push()
+        elif isinstance(store, Store) and trainer._compression_params:
+            with store.summing_for(trainer):
+                self._sum_over(store, places, is_whole)
         elif isinstance(store, Store):
-            self._plan_for(store, places).push()
+            self._sum_over(store, places, is_whole)
         else:
             for place in places:
                 self._exchange(trainer, place)
+
+    def _sum_over(self, store: Store, places: Sequence[int], is_whole: bool) -> None:
+        if not is_whole:
+            self._plan_for(store, places).push()
+            return
+        if self._store_plan is None or self._store_plan.store is not store:
+            self._store_plan = self._plan_for(store, places)
+        self._store_plan.push()
 
     def _sums_here(self, trainer: mx.gluon.Trainer) -> bool:
         """Whether :class:`.CopySums` does the work of the trainer's store: there is none, or it is MXNet's for CPUs."""
