@@ -17,6 +17,7 @@ from ..device_threads.thread import thread_of
 from ..engine import make_plain
 from .blocks import blocks_of, draws_random_numbers
 from .executor import building, finish_initialization
+from .frozen_weights import has_graph
 from .rewrite_graph import Node, graph_of, new_node, replace_nodes
 from .sync_batch_norm.participants import waiting_groups
 
@@ -195,15 +196,6 @@ def _copying(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
         return [node, new_node("_copy", f"{node['name']}_copied")] if is_passed else [node]
 
     return replace_nodes(symbol, replacement)
-
-
-def has_graph(array: mx.nd.NDArray) -> bool:
-    """Whether the array was computed from something that has a gradient."""
-    try:
-        array._fresh_grad = False  # which MXNet refuses otherwise
-    except mx.base.MXNetError:
-        return False
-    return True
 
 
 class _Recompute(mx.operator.CustomOp):
