@@ -7,7 +7,7 @@ from .compat import mx
 from .compat.replacing import stands_for
 from .kvstore import clients, factory, separate_training, trainer_loops
 from .kvstore.environment import launched_group
-from .nn import convert, executor
+from .nn import convert, executor, frozen_weights
 from .training.checkpoint.files import load_arrays, load_states
 
 _trainer, _module = mx.gluon.Trainer, mx.mod.Module
@@ -23,12 +23,19 @@ class Patch(NamedTuple):
 
 REPLACEMENTS = [  # called with the same arguments
     Patch(mx.kvstore, "create", factory.create),
+    Patch(mx.gluon.Parameter, "grad_req", frozen_weights.grad_req),
     Patch(mx.nd, "CachedOp", executor.CachedOp),  # where Gluon's blocks look it up when they build a graph
 ]
 # Called as wrapper(function, *arguments): with MXNet's names of them, since callers may write these.
 WRAPPERS = [
     Patch(mx.gluon.HybridBlock, "_build_cache", executor.build_cache),
     Patch(mx.gluon.Parameter, "initialize", executor.initialize),
+    Patch(mx.nd, "FullyConnected", frozen_weights.fully_connected),
+    Patch(mx.nd.op, "FullyConnected", frozen_weights.fully_connected),
+    Patch(mx.nd.numpy_extension, "fully_connected", frozen_weights.fully_connected),
+    Patch(mx.npx, "fully_connected", frozen_weights.fully_connected),
+    Patch(mx.sym.Symbol, "simple_bind", frozen_weights.bind),
+    Patch(mx.sym.Symbol, "bind", frozen_weights.bind),
     Patch(mx.gluon.contrib.nn.SyncBatchNorm, "hybrid_forward", convert.warn_of_contrib),
     Patch(mx.nd, "load", load_arrays),
     Patch(mx.npx, "load", load_arrays),

@@ -1,3 +1,4 @@
+import ctypes
 import functools
 import itertools
 
@@ -8,9 +9,10 @@ from hypothesis import strategies as st
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel import engine
+from gluon_parallel import engine, native
 from gluon_parallel.allreduce import allreduce_each, copy_sums
 from gluon_parallel.compat.array_types import BFLOAT16
+from gluon_parallel.native.records import C
 from mxnet import autograd, nd
 
 pytestmark = pytest.mark.arithmetic
@@ -284,3 +286,35 @@ def test_the_priority_of_a_sum_reaches_the_engine(monkeypatch, dtype):
     monkeypatch.setattr(copy_sums, "push", lambda *_, priority, **__: found.append(priority))
     gp.allreduce([nd.ones(2, ctx=mx.cpu(device), dtype=dtype) for device in range(2)], priority=7)
     assert found == [7]
+
+
+@pytest.mark.parametrize("frees", [False, True])
+def test_a_sum_that_the_engine_refuses_frees_its_handles_once(monkeypatch, frees):
+    """Whether MXNet has freed them, which depends on where it has failed, or not."""
+    arrays = _copies(np.ones((3, 5)), "float32")
+    sums, made, freed = copy_sums.CopySums([arrays], are_plain=True), [], []
+    mxnet, external = mx.base._LIB, C.External.in_dll(native.library(), "gp_external")
+
+    def copied(handle, place):
+        made.append(place)
+        return mxnet.MXShallowCopyNDArray(ctypes.c_void_p(handle), ctypes.c_void_p(place))
+
+    def refused(_function, parameter, free, *_):
+        if frees:
+            ctypes.CFUNCTYPE(None, ctypes.c_void_p)(free)(parameter)
+        return -1
+
+    def free(handle):
+        freed.append(handle)
+        return mxnet.MXNDArrayFree(ctypes.c_void_p(handle))
+
+    pointer, number = ctypes.c_void_p, ctypes.c_int
+    replaced = {
+        "MXShallowCopyNDArray": ctypes.CFUNCTYPE(number, pointer, pointer)(copied),
+        "MXEnginePushSyncND": ctypes.CFUNCTYPE(number, *[pointer] * 11)(refused),
+        "MXNDArrayFree": ctypes.CFUNCTYPE(number, pointer)(free),
+    }
+    for name, function in replaced.items():
+        monkeypatch.setattr(external, name, ctypes.cast(function, pointer).value)
+    assert copy_sums.push_sums(sums.records[0], 0) == -1
+    assert len(made) == len(freed) == len({*freed}) == 3

@@ -135,7 +135,7 @@ def test_the_page_lists_every_function_of_mxnet_that_is_replaced():
         if module not in ("compat", "patches"):
             found.update(dict.fromkeys(replaced_in(file.read_text("utf-8")), str(file.relative_to(PACKAGE))))
     for patch in (*patches.REPLACEMENTS, *patches.WRAPPERS, *patches.WRAPPERS_IN_GROUPS):
-        function = getattr(patch.ours, "func", patch.ours)
+        function = getattr(patch.ours, "func", getattr(patch.ours, "fset", patch.ours))  # of a property
         [name] = [path for path in shown if path.endswith(f".{patch.name}") and owner_of(path) is patch.owner]
         found[name] = function.__module__.partition(".")[2].replace(".", "/") + ".py"
     assert found == {name: by for name, by in shown.items() if not by.startswith("compat")}

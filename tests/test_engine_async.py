@@ -11,6 +11,7 @@ import pytest
 
 import mxnet as mx
 from gluon_parallel import engine
+from gluon_parallel.engine import functions
 from mxnet import nd
 
 
@@ -115,3 +116,36 @@ def test_devices_may_fail_at_the_same_moment():  # MXNet's list of exceptions ha
         """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, (done.returncode, done.stderr)
+
+
+def test_two_threads_that_end_a_function_at_the_same_time_end_it_once(monkeypatch):
+    """A second end would free the engine's function twice."""
+    ends, end = [], functions._end
+
+    class Slow(threading.Event):
+        def is_set(self):
+            found = super().is_set()
+            time.sleep(0.05)  # so that the other thread comes in between
+            return found
+
+    def noted(waiting, *arguments):
+        ends.append(waiting)
+        if len(ends) == 1:
+            end(waiting, *arguments)
+
+    monkeypatch.setattr(functions, "_end", noted)
+    monkeypatch.setattr(functions.threading, "Event", Slow)
+    array, threads = nd.zeros(1), []
+
+    def start(done):
+        threads.extend(threading.Thread(target=done) for _ in range(2))
+
+    engine.push_async(start, write=[array])
+    while len(threads) < 2:
+        time.sleep(0.001)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    array.wait_to_read()
+    assert len(ends) == 1

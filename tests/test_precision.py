@@ -9,7 +9,7 @@ from processes import ROOT, run_command, run_mpi, run_servers
 from gluon_parallel.data_parallel.precision import has_bfloat16_on_cpus
 
 CHECKS = Path(__file__).with_name("support") / "precision_checks.py"
-IN_BFLOAT16 = ["bfloat16", "layers", "refusals_in_bfloat16"]
+IN_BFLOAT16 = ["bfloat16", "layers", "recomputation", "refusals_in_bfloat16"]
 needs_bfloat16 = pytest.mark.skipif(
     not has_bfloat16_on_cpus(), reason="MXNet computes in bfloat16 on CPUs with AVX-512 only"
 )

@@ -264,6 +264,25 @@ def test_running_statistics_change_in_the_forward_pass_of_training_only(rng):
     assert (net.running_mean.data(devices[0]).asnumpy() == after).all()
 
 
+@pytest.mark.parametrize("hybridize", [False, True])
+def test_running_statistics_move_in_the_order_of_the_forward_passes_also_before_one_backward_pass(rng, hybridize):
+    devices, batches = gp.devices("cpu:2"), [shards(rng, (4, 1)), [1 + 2 * x for x in shards(rng, (2, 3))]]
+    net = layer(devices, rng, 3)
+    net.hybridize(hybridize)
+    mean, variance = (one.data(devices[0]).asnumpy().astype(float) for one in (net.running_mean, net.running_var))
+    with mx.autograd.record():
+        losses = [(net(x) ** 2).sum() for batch in batches for x in on(devices, batch)]
+    mx.autograd.backward(losses)
+    for batch in map(np.concatenate, batches):
+        mean, variance = (
+            0.9 * before + 0.1 * of_batch
+            for before, of_batch in ((mean, batch.mean(axis=(0, 2, 3))), (variance, batch.var(axis=(0, 2, 3))))
+        )
+    for device in devices:
+        close(net.running_mean.data(device).asnumpy(), mean, 1e-5)
+        close(net.running_var.data(device).asnumpy(), variance, 1e-5)
+
+
 def test_an_empty_array_is_refused_with_what_to_do_instead(rng):
     devices = gp.devices("cpu:2")
     net = layer(devices, rng, 3)

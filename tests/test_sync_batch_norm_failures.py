@@ -109,6 +109,25 @@ def test_an_error_that_nobody_looked_at_is_raised_by_the_next_step_of_its_own_ne
     assert not unused.sync_group.has_moved()
 
 
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_the_error_of_an_operator_that_nobody_has_read_outlives_the_wait_for_a_failed_step(rng, is_seen):
+    devices = gp.devices("cpu:2")
+    net = net_on(devices)
+    works(net, devices, rng)
+    fails_unseen(net, devices, rng, 0)
+    if is_seen:
+        with pytest.raises(BarrierTimeout):
+            mx.nd.waitall()
+    _unread = mx.nd.linalg.potrf(mx.nd.array([[-1.0]]))  # of the user's, beside the net
+    errors = []
+    for _ in range(2 if not is_seen else 1):
+        with pytest.raises((mx.base.MXNetError, BarrierTimeout)) as caught:
+            works(net, devices, rng)
+        errors.append(str(caught.value))
+    assert any("potrf" in error or "positive" in error for error in errors), errors
+    assert works(net, devices, rng)
+
+
 def test_devices_that_come_at_once_after_a_failure_wait_for_the_failed_step_once(monkeypatch):
     (devices, [layer]), waits = layers_on(2), []
     group = layer.sync_group

@@ -21,6 +21,7 @@ from ..kvstore.survival import survives
 
 _BUILT_IN = StoreCompression, PowerSGD
 _BUCKET = 25 << 20  # bytes
+_COMPRESSED = "_gluon_parallel_compressed"  # attribute of a trainer whose compression_params are those of a hook
 
 
 def connect(trainer: mx.gluon.Trainer, hook: Any, store: Any) -> HookedSum | None:
@@ -33,6 +34,7 @@ def connect(trainer: mx.gluon.Trainer, hook: Any, store: Any) -> HookedSum | Non
         ValueError: it is no hook, or cannot be used with this trainer, store or launch.
         GradientUnavailable: a gradient is sparse.
     """
+    _take_back(trainer, store)
     if hook is None:
         return None
     where = f"communication_hook={hook!r}"
@@ -57,8 +59,9 @@ def connect(trainer: mx.gluon.Trainer, hook: Any, store: Any) -> HookedSum | Non
         return None
     if isinstance(hook, StoreCompression):
         trainer._compression_params = hook.compression_params
+        setattr(trainer, _COMPRESSED, True)
         if trainer._kv_initialized:
-            store.set_gradient_compression(hook.compression_params)
+            store.set_gradient_compression(hook.compression_params, trainer)
         return None
     if survives(store):
         raise ValueError(
@@ -72,6 +75,15 @@ def connect(trainer: mx.gluon.Trainer, hook: Any, store: Any) -> HookedSum | Non
             "sparse_grad=False, or leave the hook out"
         )
     return HookedSum(trainer, hook)
+
+
+def _take_back(trainer: mx.gluon.Trainer, store: Any) -> None:
+    """The hook of an earlier ``DataParallel`` does not sum or compress the trainer's gradients any more."""
+    vars(trainer).pop("_communication_hook", None)
+    if vars(trainer).pop(_COMPRESSED, False):
+        trainer._compression_params = None
+        if trainer._kv_initialized:
+            store.set_gradient_compression({"type": "none"}, trainer)
 
 
 class HookedSum:

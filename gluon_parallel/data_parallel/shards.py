@@ -158,7 +158,9 @@ class Shards:
         trained = [number for number, one in enumerate(self._trainer._params) if one.grad_req != "null"][::-1]
         arrays = [self._trainer._params[number].list_grad() for number in trained]
         bounds = [self._bounds[number][0] for number in trained]
-        contract(self._trainer._kvstore).sum_parts(trained, arrays, bounds, whole)
+        store = contract(self._trainer._kvstore)
+        with store.summing_for(self._trainer):
+            store.sum_parts(trained, arrays, bounds, whole)
 
     def of_devices(self, plan: StepPlan, places: Sequence[int]) -> list[tuple[list, list, list]]:
         """For each device (numbers of parameters, gradients, weights): what it updates of those at these places."""

@@ -73,11 +73,11 @@ def _run(_run_context: int, on_complete: int, number: int) -> None:
 @_CALLBACK
 def _start(_run_context: int, on_complete: int, number: int) -> None:
     function, arrays, written = pending.pop(number)
-    ended = threading.Event()
+    ended, first_call = threading.Event(), threading.Lock()
     waiting = C.OnComplete.from_buffer_copy(C.OnComplete.from_address(on_complete))
 
     def done(error: BaseException | None = None) -> None:
-        if ended.is_set():
+        if not first_call.acquire(blocking=False):  # of two threads, one ends it: the engine would free it twice
             return
         ended.set()
         arrays.clear()

@@ -4,9 +4,10 @@ MXNet leaves a store out for one device unless its name begins with "dist". For 
 gradients' sum by this process's samples alone, and starts each process from weights of its own.
 """
 
+import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ..compat import mx
@@ -60,7 +61,8 @@ def init_kvstore(init_in_mxnet: Callable[..., None], trainer: Any) -> None:
         store = trainer._kvstore_params["kvstore"] = open_named(trainer._kvstore_params["kvstore"])
         # Otherwise MXNet would refuse a store that is not its own.
         trainer._contains_sparse_grad = not (isinstance(store, Store) and store.sums_rows)
-    init_in_mxnet(trainer)
+    with _compressing_alone(trainer):
+        init_in_mxnet(trainer)
     parameters, store = trainer._compression_params, trainer._kvstore
     if isinstance(store, Store) and store.sums_rows:  # weights were compared, and do not say how gradients are stored
         sent = {number: one.list_grad() for number, one in enumerate(trainer._params) if one.grad_req != "null"}
@@ -72,6 +74,23 @@ def init_kvstore(init_in_mxnet: Callable[..., None], trainer: Any) -> None:
             "alone, so they are not. For the same results over several processes, leave compression_params out",
             CompressionFault,
         )
+
+
+@contextlib.contextmanager
+def _compressing_alone(trainer: Any) -> Iterator[None]:
+    """While MXNet makes the store of a trainer: one of ours compresses this trainer's gradients alone."""
+    asked, store = trainer._compression_params, trainer._kvstore_params["kvstore"]
+    if asked:
+        store = trainer._kvstore_params["kvstore"] = open_named(store)
+    if not asked or not isinstance(store, Store) or not store.compresses:
+        yield
+        return
+    store.set_gradient_compression(asked, trainer)
+    trainer._compression_params = None  # MXNet would have the store compress all that goes through it
+    try:
+        yield
+    finally:
+        trainer._compression_params = asked
 
 
 def _compare_on_servers(trainer: Any) -> None:
@@ -93,6 +112,9 @@ def init_optimizer(
 ) -> None:
     """Make a Module's optimizer, which divides by the samples of all processes, and give all rank 0's weights."""
     kvstore = open_named(kvstore)
+    if isinstance(kvstore, Store) and kvstore.has_groups and module._compression_params:
+        if force_init or not module.optimizer_initialized:  # others that go through this store did not ask for it
+            kvstore = kvstore.part(range(kvstore.num_workers))
     if not isinstance(kvstore, Store) or (module.optimizer_initialized and not force_init):
         init_in_mxnet(module, kvstore, optimizer, optimizer_params, force_init)
         return

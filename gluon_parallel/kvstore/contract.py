@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -87,6 +88,10 @@ class Contract:
             SparseUnsupported, ArrayMismatch: as ``pushpull``, of a store that finds out now.
         """
         return Plan(self, keys, values, outs, priorities)
+
+    def summing_for(self, trainer: Any) -> contextlib.AbstractContextManager[Any]:
+        """Within this block, sums are of this trainer's gradients, which it may have asked to compress."""
+        return contextlib.nullcontext()
 
     def check(self) -> None:
         """Raise what has ended the exchanges of this process, if the store knows of anything."""

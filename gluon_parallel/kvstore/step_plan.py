@@ -138,15 +138,22 @@ class StepPlan:
                 mx.base.check_call(push_sums(record, 0))
         elif self._sums_here(trainer):
             (self._sums if is_whole else CopySums([self.gradients[place] for place in places])).push()
-        elif is_whole and isinstance(store, Store):
-            if self._store_plan is None or self._store_plan.store is not store:
-                self._store_plan = self._plan_for(store, places)
-            self._store_plan.push()
+        elif isinstance(store, Store) and trainer._compression_params:
+            with store.summing_for(trainer):
+                self._sum_over(store, places, is_whole)
         elif isinstance(store, Store):
-            self._plan_for(store, places).push()
+            self._sum_over(store, places, is_whole)
         else:
             for place in places:
                 self._exchange(trainer, place)
+
+    def _sum_over(self, store: Store, places: Sequence[int], is_whole: bool) -> None:
+        if not is_whole:
+            self._plan_for(store, places).push()
+            return
+        if self._store_plan is None or self._store_plan.store is not store:
+            self._store_plan = self._plan_for(store, places)
+        self._store_plan.push()
 
     def _sums_here(self, trainer: mx.gluon.Trainer) -> bool:
         """Whether :class:`.CopySums` does the work of the trainer's store: there is none, or it is MXNet's for CPUs."""
@@ -237,6 +244,41 @@ def one_by_one(optimizer: mx.optimizer.Optimizer, numbers: Sequence[int]) -> Ite
             yield slice(place, place + 1)
 
 
+def _among_others(
+    updater: mx.optimizer.Updater, numbers: Sequence[int], own: Sequence[int], dtypes: Sequence[Any]
+) -> Iterator[slice]:
+    """Parts of an owner's parameters; before and after each, the parameters of others are counted as updated.
+
+    Schedules and Adam's corrections go by the counts. Where counts differ, since a parameter was frozen for some steps,
+    a schedule's rate depends on the order: each part counts as it would beside all parameters, and what came before it.
+
+    Args:
+        updater: the owner's device's.
+        numbers: of all parameters, in the order of their updates; `own`: those of which the owner has values.
+        dtypes: of all, for an optimizer that updates several at once has those of one dtype together.
+    """
+    optimizer, mine = updater.optimizer, {*own}
+    counts = next(iter(optimizer._all_index_update_counts.values()))
+    are_equal = len({counts.get(number, optimizer.begin_num_update) for number in numbers}) < 2
+    if optimizer.lr_scheduler is None or are_equal:
+        optimizer._update_count([number for number in numbers if number not in mine])
+        yield from [slice(None)] if updater.aggregate_updates else one_by_one(optimizer, own)
+        return
+    together: dict[Any, list[int]] = {}
+    for number, dtype in zip(numbers, dtypes):
+        together.setdefault(dtype if updater.aggregate_updates else None, []).append(number)
+    # SGD counts all that it updates at once before it asks for a rate, others one after the other.
+    size = max(optimizer.aggregate_num, 1) if isinstance(optimizer, mx.optimizer.SGD) else 1
+    place = {number: place for place, number in enumerate(own)}
+    for group in together.values():
+        for begin in range(0, len(group), size):
+            turn = group[begin : begin + size]
+            after = [counts.get(number, optimizer.begin_num_update) + 1 for number in turn]
+            optimizer.num_update = max(optimizer.num_update, *after)
+            optimizer._update_count([number for number in turn if number not in mine])
+            yield from (slice(place[number], place[number] + 1) for number in turn if number in mine)
+
+
 def from_one_state(optimizer: mx.optimizer.Optimizer, items: Iterable[T]) -> Iterator[T]:
     """Iterate over `items`: for each, the optimizer is what it is for the first; :func:`count_once` comes before."""
     parts = [optimizer, *_schedules(optimizer.lr_scheduler)]
@@ -290,11 +332,13 @@ def update_copies(trainer: mx.gluon.Trainer, plan: StepPlan, places: Sequence[in
     devices = zip(trainer._updaters, trainer._contexts, owned if has_updated_all else owned[:1])
     try:
         for updater, device, (own, grads, weights) in from_one_state(optimizer, devices) if len(owned) > 1 else devices:
-            if len(own) < len(numbers):  # schedules and Adam's corrections go by these counts, the same for all owners
+            if len(own) == len(numbers):
+                turns = [slice(None)] if updater.aggregate_updates else one_by_one(optimizer, own)
+            else:
                 optimizer._set_current_context(device.device_id)
-                optimizer._update_count([number for number in numbers if number not in {*own}])
-            for part in [slice(None)] if updater.aggregate_updates else one_by_one(optimizer, own):
-                if own:
+                turns = _among_others(updater, numbers, own, [plan.weights[place][0].dtype for place in places])
+            for part in turns:
+                if own[part]:
                     updater(own[part], grads[part], weights[part])
     except BaseException:  # Ctrl-C too, which may come between two devices
         has_updated_all = shards is not None

@@ -48,6 +48,9 @@ static void sum_list(void *run_context, void *param)
     }
 }
 
+/* The list that this thread hands to the engine, until it is freed: whether MXNet has freed one that it refuses. */
+static _Thread_local void *pushed;
+
 /* Called by the engine when it needs the list no longer, whether it was summed or its arrays had failed. */
 static void free_list(void *param)
 {
@@ -55,6 +58,8 @@ static void free_list(void *param)
     for (int64_t i = 0; i < list->num; i++)
         gp_external.MXNDArrayFree(list->handles[i]);
     free(list);
+    if (param == pushed)
+        pushed = NULL;
 }
 
 /* Have MXNet's engine sum the lists, the first ones earlier than the others; does not wait. Returns 0, or another number
@@ -73,9 +78,13 @@ EXPORT int64_t gp_push_sums(const CopySums *sums, int64_t priority)
                 return -1;
             }
         }
+        pushed = list;
         if (gp_external.MXEnginePushSyncND((void *)sum_list, list, (void *)free_list, sums->devices + 2 * i, 0, 0,
-                                           list->handles, (int)num, 0, (int)(priority - i), "gluon_parallel.allreduce"))
+                                           list->handles, (int)num, 0, (int)(priority - i), "gluon_parallel.allreduce")) {
+            if (pushed)
+                free_list(list);
             return -1;
+        }
     }
     return 0;
 }

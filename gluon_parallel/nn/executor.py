@@ -13,6 +13,7 @@ from typing import Any, Callable
 from ..compat import mx
 from ..compat.replacing import stands_for
 from .for_cpu import for_cpu, is_faster_on
+from .frozen_weights import watched
 from .sync_batch_norm.graph import synchronised
 from .sync_batch_norm.participants import SynchronisedExecutor
 
@@ -102,8 +103,8 @@ def _alone() -> Iterator[None]:
 def executor(sym: mx.sym.Symbol, flags: _Flags = ()) -> mx.nd.CachedOp:
     """MXNet's executor of a graph after two passes: :func:`.for_cpu`, then :func:`.synchronised`.
 
-    Inputs for which the first pass is not meant go through the second alone. A graph that no pass changes gets MXNet's
-    executor itself.
+    Inputs for which the first pass is not meant go through the second alone. For dense
+    layers whose weight is frozen see :mod:`.frozen_weights`.
     """
     block = getattr(_building, "block", None)
     faster = for_cpu(sym, block)
@@ -117,10 +118,16 @@ def executor(sym: mx.sym.Symbol, flags: _Flags = ()) -> mx.nd.CachedOp:
 def _synchronised(symbol: mx.sym.Symbol, flags: _Flags, block: mx.gluon.Block | None) -> mx.nd.CachedOp:
     running, groups = synchronised(symbol, block)
     if not groups:
-        return _CachedOp(running, flags)
+        return watched(_Plain(running, flags), running, block, lambda graph: _CachedOp(graph, flags))
     # With `static_shape` MXNet does not tell its engine that the operator changes the running statistics, so whatever
     # else touches them at that time, such as the trainer's first step, which copies all parameters, may undo an update.
-    return SynchronisedExecutor(running, [(name, value) for name, value in flags if name != "static_shape"], groups)
+    flags = [(name, value) for name, value in flags if name != "static_shape"]
+    made = SynchronisedExecutor(running, flags, groups)
+    return watched(made, running, block, lambda graph: _CachedOp(graph, flags))
+
+
+class _Plain(_CachedOp):
+    """MXNet's executor, which may have attributes."""
 
 
 class _AnyExecutor(type):

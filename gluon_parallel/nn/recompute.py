@@ -11,13 +11,14 @@ from typing import Any, Callable
 import numpy as np
 
 from ..compat import mx
-from ..compat.array_types import as_class_of, as_legacy
+from ..compat.array_types import BFLOAT16, as_class_of, as_legacy
 from ..compat.replacing import stands_for
 from ..device_threads.seeds import seed_this_thread
 from ..device_threads.thread import thread_of
 from ..engine import make_plain
 from .blocks import blocks_of, draws_random_numbers
 from .executor import building, finish_initialization
+from .frozen_weights import has_graph
 from .rewrite_graph import Node, graph_of, new_node, replace_nodes
 from .sync_batch_norm.participants import waiting_groups
 
@@ -93,24 +94,30 @@ def _forward(block: mx.gluon.HybridBlock, plain: Callable[..., Any], *args: Any)
         )
     finish_initialization(block, args, block.collect_params().values())
     graph, symbol = getattr(block, _MARK, None), block._get_graph(*args)[1]
-    if graph is None or graph.traced is not symbol:  # the first call, or the block was cast, or hybridized anew
-        graph = _Graph(block)
+    data = [array for array in flat if array is not None]
+    dtypes = [array.dtype for array in data]
+    # The first call, or the block was cast, or hybridized anew, or gets another dtype.
+    if graph is None or graph.traced is not symbol or graph.dtypes != dtypes:
+        graph = _Graph(block, data)
         setattr(block, _MARK, graph)
-    outputs = graph.run([array for array in flat if array is not None])
+    outputs = graph.run(data)
     return _regroup(outputs, block._out_format)
 
 
 class _Graph:
     """The graph of a recomputed block, which several devices run."""
 
-    def __init__(self, block: mx.gluon.HybridBlock) -> None:
+    def __init__(self, block: mx.gluon.HybridBlock, data: Sequence[Any]) -> None:
         inputs, self.traced = block._cached_graph
-        self.symbol = _copying(self.traced)
+        self.dtypes = [array.dtype for array in data]
         parameters, places = block.collect_params(), {one.name: place for place, one in enumerate(inputs)}
-        self.states = self.symbol.list_auxiliary_states()
-        self.arguments = self.symbol.list_arguments()
-        self.names = self.symbol.list_inputs()  # both, in the executor's order
+        self.states = self.traced.list_auxiliary_states()
+        self.arguments = self.traced.list_arguments()
+        self.names = self.traced.list_inputs()  # both, in the executor's order
         self._sources = [places[name] if name in places else parameters[name] for name in self.arguments]
+        of_arguments = [data[one] if isinstance(one, int) else one.data(data[0].ctx) for one in self._sources]
+        dtypes = {name: array.dtype for name, array in zip(self.arguments, of_arguments)}
+        self.symbol, self._outputs = _with_float32_around(_copying(self.traced), dtypes)
         self._statistics = [parameters[name] for name in self.states]
         sparse = [one.name for one in parameters.values() if one._grad_stype != "default" and one.grad_req != "null"]
         if sparse:
@@ -134,7 +141,7 @@ class _Graph:
         device = data[0].ctx
         arrays = [data[one] if isinstance(one, int) else one.data(device) for one in self._sources]
         states = [one.data(device) for one in self._statistics]
-        arrays, states = list(map(as_legacy, arrays)), list(map(as_legacy, states))
+        arrays, states = [*map(_as_float32, map(as_legacy, arrays))], list(map(as_legacy, states))
         make_plain(*arrays)  # custom operators cannot read oneDNN's layouts
         if self.is_random:  # the seed is an input, so it is the same in both passes; float32 has these whole numbers
             with mx.autograd.pause():
@@ -142,7 +149,10 @@ class _Graph:
         outputs = mx.nd.Custom(*arrays, *states, op_type=_OPERATOR, token=self.token)
         outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
         # As in `SyncBatchNorm`: the gradients that come back are in the plain layout, and nothing is copied.
-        return [as_class_of(mx.nd.squeeze(one, axis=(), out=one.detach()), data[0]) for one in outputs]
+        outputs = [mx.nd.squeeze(one, axis=(), out=one.detach()) for one in outputs]
+        halves = [dtype == BFLOAT16 for dtype in self._outputs]
+        outputs = [mx.nd.amp_cast(one, dtype=BFLOAT16) if half else one for one, half in zip(outputs, halves)]
+        return [as_class_of(one, data[0]) for one in outputs]
 
     def call(self, arguments: Sequence[Any], states: Sequence[Any]) -> list[Any]:
         named = {**dict(zip(self.arguments, arguments)), **dict(zip(self.states, states))}
@@ -188,6 +198,35 @@ class _Graph:
             gradient[:] = gradient + own if req == "add" else own
 
 
+def _as_float32(array: mx.nd.NDArray) -> mx.nd.NDArray:
+    return mx.nd.amp_cast(array, dtype="float32") if array.dtype == BFLOAT16 else array
+
+
+def _with_float32_around(symbol: mx.sym.Symbol, dtypes: dict[str, Any]) -> tuple[mx.sym.Symbol, list]:
+    """A graph that takes and returns float32 in the place of bfloat16, which MXNet's custom operators do not know.
+
+    The numbers are the same. Also the dtypes of the outputs of `symbol`, whose arguments have these `dtypes`.
+    """
+    halves = {name for name, dtype in dtypes.items() if dtype == BFLOAT16}
+
+    def replacement(_number: int, node: Node) -> list[Node]:
+        if node["op"] != "null" or node["name"] not in halves:
+            return [node]
+        # MXNet's cast does not add to a gradient (grad_req="add") on CPUs, a copy does.
+        copy = new_node("_copy", f"{node['name']}_copied_apart")
+        return [node, copy, new_node("amp_cast", f"{node['name']}_bfloat16", dtype="bfloat16")]
+
+    symbol = replace_nodes(symbol, replacement) if halves else symbol
+    outputs = symbol.infer_type(**{name: np.float32 if name in halves else dtype for name, dtype in dtypes.items()})[1]
+    if not any(dtype == BFLOAT16 for dtype in outputs):
+        return symbol, outputs
+    is_np = isinstance(symbol, mx.sym.np._Symbol)
+    heads = [one.as_nd_ndarray() if is_np else one for one in symbol]
+    heads = [mx.sym.amp_cast(one, dtype="float32") if dtype == BFLOAT16 else one for one, dtype in zip(heads, outputs)]
+    group = mx.sym.Group(heads)
+    return (group.as_np_ndarray() if is_np else group), outputs
+
+
 def _copying(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
     """The graph with copies of inputs that are outputs too: of small graphs, MXNet would lose their gradients."""
     heads = {source for source, *_ in graph_of(symbol)["heads"]}
@@ -197,15 +236,6 @@ def _copying(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
         return [node, new_node("_copy", f"{node['name']}_copied")] if is_passed else [node]
 
     return replace_nodes(symbol, replacement)
-
-
-def has_graph(array: mx.nd.NDArray) -> bool:
-    """Whether the array was computed from something that has a gradient."""
-    try:
-        array._fresh_grad = False  # which MXNet refuses otherwise
-    except mx.base.MXNetError:
-        return False
-    return True
 
 
 class _Recompute(mx.operator.CustomOp):

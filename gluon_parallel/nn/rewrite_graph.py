@@ -45,16 +45,20 @@ def replace_nodes(symbol: mx.sym.Symbol, replacement: Callable[[int, Node], list
 
     `replacement` is a function of (number, node) that returns the nodes to put in its place, ``[node]`` for most. The
     inputs of the first are numbered as in `symbol`; so are those of the others but for their first, which is the node
-    before it.
+    before it. Or they are all of nodes before it in the list, numbered from the end: -1 is the one before it.
     """
     graph = graph_of(symbol)
     nodes: list[Node] = []
     renumbered: dict[int, int] = {}
     for number, old in enumerate(graph["nodes"]):
         for position, new in enumerate(replacement(number, old)):
-            before = [[len(nodes) - 1, 0, 0]] if position else []
-            rest = new.get("inputs", [])[len(before) :]
-            nodes.append({**new, "inputs": before + [[renumbered[source], *which] for source, *which in rest]})
+            inputs = new.get("inputs", [])
+            if inputs and inputs[0] is not None and inputs[0][0] < 0:
+                placed = [[len(nodes) + source, *which] for source, *which in inputs]
+            else:
+                before = [[len(nodes) - 1, 0, 0]] if position else []
+                placed = before + [[renumbered[source], *which] for source, *which in inputs[len(before) :]]
+            nodes.append({**new, "inputs": placed})
         renumbered[number] = len(nodes) - 1
     graph["nodes"] = nodes
     graph["arg_nodes"] = [number for number, new in enumerate(nodes) if new["op"] == "null"]

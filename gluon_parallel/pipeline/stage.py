@@ -16,7 +16,7 @@ from ..data_parallel.precision import active_precision
 from ..device_threads.seeds import seed_of_device, seed_this_thread
 from ..engine import order, push
 from ..errors import GluonParallelError, PipelineMismatch
-from ..nn.recompute import has_graph
+from ..nn.frozen_weights import has_graph
 from ..nn.sync_batch_norm.participants import STATISTICS, waiting_groups
 from .orders import BACKWARD, FORWARD, Task
 

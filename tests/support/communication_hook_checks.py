@@ -29,7 +29,7 @@ class Trained:
     """A net of convolutions in training, with uneven shards; the last process has no samples in every third step."""
 
     def __init__(self, store, hook=None, optimizer="sgd", compression_params=None, load=None, **options):
-        self.store = store = gp.kvstore.create(store.type)  # compression stays with a store
+        self.store = store
         self.steps = 0
         self.net = gluon.nn.HybridSequential()
         self.net.add(gluon.nn.Conv2D(8, 3, in_channels=3), gluon.nn.Activation("tanh"))
@@ -113,6 +113,45 @@ def check_hooks_of_the_store_are_its_compression(store):
         np.testing.assert_array_equal(ours, theirs)
         # Between hosts, such small arrays are not rounded to 16 bits.
         assert hook is float16 or (ours != Trained(store).run(4).weights()).any()
+
+
+def check_a_hook_compresses_only_for_the_trainer_that_asked_for_it(store):
+    """Trainings in turns over one store, whose keys are the same, and each alone over a store of its own."""
+    hooks = None, two_bits(0.02), float16, two_bits(0.02), None
+    together = [Trained(store, hook) for hook in hooks]
+    for _ in range(4):
+        for training in together:
+            training.run(1)
+    alone = [Trained(gp.kvstore.create(store.type), hook).run(4).weights() for hook in hooks]
+    for hook, training, wanted in zip(hooks, together, alone):
+        np.testing.assert_array_equal(training.weights(), wanted, err_msg=repr(hook))
+    training = together[1]  # another DataParallel of this trainer asks for nothing
+    assert any(residual.any() for residual in store.residuals(training.trainer).values())
+    training.step = gp.DataParallel(training.net, gluon.loss.L2Loss(), training.trainer)
+    assert training.trainer._compression_params is None and not store.residuals(training.trainer)
+
+
+def check_a_module_compresses_its_own_gradients_alone(store):
+    """Over a store whose other users did not ask for it."""
+
+    def trained(name, compression_params=None):
+        data, label = mx.sym.var("data"), mx.sym.var("softmax_label")
+        net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(data, num_hidden=3, name=name), label)
+        module = mx.mod.Module(net, context=DEVICES, compression_params=compression_params)
+        module.bind([("data", (4, 5))], [("softmax_label", (4,))])
+        module.init_params(mx.init.One())
+        module.init_optimizer(store, "sgd", {"learning_rate": 0.1})
+        rng = np.random.default_rng(store.rank)
+        batch = nd.array(rng.normal(size=(4, 5))), nd.array(rng.integers(0, 3, 4))
+        for _ in range(2):
+            module.forward_backward(mx.io.DataBatch([batch[0]], [batch[1]]))
+            module.update()
+        return module.get_params()[0][f"{name}_weight"].asnumpy()
+
+    before = trained("first")  # a store keeps a name's weights once
+    compressed, after = trained("second", {"type": "2bit", "threshold": 0.05}), trained("third")
+    assert (compressed != before).any()
+    np.testing.assert_array_equal(after, before)
 
 
 def buckets(store, dtype, divisors=(64.0, 64.0, 16.0, 64.0)):

@@ -151,6 +151,26 @@ def layers():
         assert np.linalg.norm(found[1] - found[0]) < BOUND * np.linalg.norm(found[0])
 
 
+def recomputation():
+    """Recomputed blocks take and return bfloat16, and training has the bits that it has without recomputation."""
+    gp.set_precision("bfloat16", DEVICES)
+    for accumulate, frozen in itertools.product((1, 2), (False, True)):
+        found = []
+        for recomputes in (False, True):
+            net, trainer, options = build(DEVICES, gp.nn.SyncBatchNorm, False, accumulate=accumulate)
+            for layer in net:  # recomputed ones run as graphs
+                layer.hybridize()
+            for number in (0, 3, 4, 5) if recomputes else ():  # behind images, layers in float32 and in bfloat16
+                gp.nn.recompute(net[number])
+            net[5].weight.grad_req = "null" if frozen else "write"
+            step = parallel(net, trainer, options)
+            for number in range(4):
+                step(*batch(5, seed=number))
+            found.append(weights(net))
+        for name in found[0]:
+            np.testing.assert_array_equal(*(one[name] for one in found), err_msg=f"{name}, {accumulate}, {frozen}")
+
+
 def init_trainer(trainer):
     """``amp.init_trainer``, also where this CPU has no type that ``amp.init`` takes."""
     if PRECISION == "float32":

@@ -111,8 +111,37 @@ def compressor(parameters: Any) -> Half | TwoBits | None:
     )
 
 
+class Compression:
+    """How gradients travel in fewer bits, those of one trainer or of all that did not ask for another; None: as is.
+
+    Attributes:
+        compressor: what encodes arrays, or None.
+        residuals: key -> (n,): what 2 bits have left out in this process.
+        restored: the same, of keys that have not been summed yet.
+    """
+
+    def __init__(self, compressor: Half | TwoBits | None = None, restored: dict | None = None) -> None:
+        self.compressor, self.residuals, self.restored = compressor, dict[Any, np.ndarray](), dict(restored or {})
+
+    def residual(self, key: Any, size: int, dtype: np.dtype) -> np.ndarray:
+        """What was left out of an array of this size under that key, to be written in place."""
+        known = self.residuals.get(key)
+        if known is None or known.size != size:
+            known = self.residuals[key] = np.zeros(size, np.float32 if dtype == BFLOAT16 else dtype)
+            known += self.restored.pop(key, 0)
+        return known
+
+    def restore(self, residuals: dict) -> None:
+        """Go on from these residuals; keys without one begin anew."""
+        self.restored = dict(residuals)
+        for key, residual in self.residuals.items():
+            residual[:] = self.restored.pop(key, 0)
+
+
 class PlainSum:
     """Sum of an array that is filled from several, one of each device."""
+
+    residual: Any = None  # of a sum in 2 bits
 
     def __init__(self, group: ProcessGroup, name: bytes, signature: bytes, array: np.ndarray) -> None:
         self._array = array
@@ -134,7 +163,9 @@ class CompressedSum(PlainSum):
         group, name, signature: as of :class:`Operation`.
         array: (n,) NumPy array, which holds what this process sends.
         codec: a :class:`Half` or :class:`TwoBits`.
-        residual: (n,): what a codec of 2 bits leaves out, and adds to the next array.
+
+    Attributes:
+        residual: (n,): what a codec of 2 bits leaves out, and adds to the next array; it is set before each sum.
     """
 
     def __init__(
@@ -144,9 +175,8 @@ class CompressedSum(PlainSum):
         signature: bytes,
         array: np.ndarray,
         codec: Half | TwoBits,
-        residual: Any = None,
     ) -> None:
-        self._array, self._codec, self._residual = array, codec, array if residual is None else residual
+        self._array, self._codec, self.residual = array, codec, array
         mpi, num, self._place = group.progress.mpi, len(group.ranks), group.place
         self._dtype = codec.dtype_of_sum(num, array.nbytes <= SMALL)
         self._parts = [slice(*shard_bounds(array.size, place, num)) for place in range(num)]
@@ -168,7 +198,7 @@ class CompressedSum(PlainSum):
     def encode(self) -> None:
         """Encode what the array holds."""
         for part, piece in zip(self._parts, self._outgoing):
-            piece[:] = self._codec.encode(self._array[part], self._residual[part])
+            piece[:] = self._codec.encode(self._array[part], self.residual[part])
 
     def _add_up(self) -> None:
         with np.errstate(all="ignore"):  # an infinite gradient is the caller's to find

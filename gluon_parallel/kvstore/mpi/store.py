@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Hashable, Sequence
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...compat import mx
-from ...compat.array_types import BFLOAT16, as_legacy
+from ...compat.array_types import as_legacy
 from ...engine import make_plain, push_async, view
 from ..base import Store
 from ..contract import Arrays, Bounds, Keys
@@ -19,7 +21,19 @@ from ..handshake import signature as signature_of
 from ..reserved_keys import FIRST_COUNT
 from .operations import Operation, bytes_of
 from .plan import SumPlan, are_on_host
-from .python_sums import CODECS, SMALL, CompressedSum, Half, PlainSum, TwoBits, add_up, compressor, gather_rows, rows_of
+from .python_sums import (
+    CODECS,
+    SMALL,
+    CompressedSum,
+    Compression,
+    Half,
+    PlainSum,
+    TwoBits,
+    add_up,
+    compressor,
+    gather_rows,
+    rows_of,
+)  # fmt: skip
 from .shared_memory.parts import exchange_in_shared_memory
 from .shared_memory.rows import Reduction, SharedGather
 from .shared_memory.sums import KeySums
@@ -53,13 +67,12 @@ class MPI(Store):
         self.rank, self.num_workers, self.ranks = self._progress.rank, self._progress.size, self._progress.ranks
         self._number = next(_numbers) if number is None else number  # the same in all its processes
         self._part_numbers = itertools.count()
-        self.settings = object()  # what plans are made for: another object once arrays are exchanged otherwise
-        self._compressor: Half | TwoBits | None = None
+        # What plans are made for: another object once arrays are exchanged otherwise, and within `summing_for`.
+        self.settings = Compression()
+        self._of_trainers: weakref.WeakKeyDictionary[Any, Compression] = weakref.WeakKeyDictionary()
         self._plans: dict = {}  # key, or keys of a list -> the plan of its arrays of the last time
         self._signatures: dict = {}
         self._operations: dict = {}  # (name, signature, ...) -> what carries out that exchange in Python
-        self._residuals: dict = {}  # key -> (n,): what 2 bits have left out in this process
-        self._restored: dict = {}  # the same, of keys that have not been summed yet
         self._orders: dict = {}  # name -> an array that all its exchanges in Python write, which keeps them in order
         self.parts: set[SharedParts] = set()  # those that have summed or gathered parts
         shared = self._progress.shared
@@ -88,7 +101,7 @@ class MPI(Store):
         if shared is None or not shared.takes(array):
             return None
         # 2 bits stay between all processes, as each has a residual, and sends the threshold or nothing.
-        if self._compresses(key, array) and not (self.sums_together and isinstance(self._compressor, Half)):
+        if self._compresses(key, array) and not (self.sums_together and isinstance(self.settings.compressor, Half)):
             return None
         codec = self._codec(key, array) if self.sums_together else None
         kind = functools.partial(KeySums, codec=codec)
@@ -129,9 +142,17 @@ class MPI(Store):
         summing = self._operations.get((name, signature))
         if summing is None:
             summing = self._operations[name, signature] = self._python_sum(key, name, signature, outs[0])
+        residual: Any = None
+        if isinstance(self._codec(key, outs[0]), TwoBits):
+            residual = self.settings.residual(key, outs[0].size, np.dtype(outs[0].dtype))
 
         def on(sources: list[np.ndarray], out: np.ndarray) -> tuple:
-            return summing.operation, lambda: summing.fill(sources), lambda: summing.read(out)
+            def fill() -> None:  # one trainer's sum after the other's: `_start` keeps them in order
+                if residual is not None:
+                    summing.residual = residual
+                summing.fill(sources)
+
+            return summing.operation, fill, lambda: summing.read(out)
 
         self._start(key, name, values, outs, on, priority)
 
@@ -139,12 +160,7 @@ class MPI(Store):
         everyone, codec, own = self._progress.everyone, self._codec(key, array), np.empty(array.size, array.dtype)
         if codec is None:
             return PlainSum(everyone, name, signature, own)
-        residual = self._residuals.get(key)
-        if isinstance(codec, TwoBits) and (residual is None or residual.size != own.size):
-            wide = np.dtype(np.float32) if own.dtype == BFLOAT16 else own.dtype
-            residual = self._residuals[key] = np.zeros(own.size, wide)
-            residual += self._restored.pop(key, 0)
-        return CompressedSum(everyone, name, signature, own, codec, residual)
+        return CompressedSum(everyone, name, signature, own, codec)
 
     def _start(
         self, key: Hashable, name: bytes, values: Sequence[Any], outs: Sequence[Any], on: Callable, priority: int
@@ -271,14 +287,16 @@ class MPI(Store):
 
     def take_part_in(self, progress: ProgressEngine) -> None:
         """Exchange through another progress engine from now on, after a loss; keys are agreed upon anew."""
-        compressor = self._compressor
+        own, of_trainers = self.settings, self._of_trainers
         self.__init__(progress, self._number)  # type: ignore[misc]
-        self._compressor = compressor
+        self.settings = Compression(own.compressor)
+        for trainer, compression in of_trainers.items():
+            self._of_trainers[trainer] = Compression(compression.compressor)
 
     def check(self) -> None:
         self._progress.check()
 
-    def set_gradient_compression(self, compression_params: Any) -> None:
+    def set_gradient_compression(self, compression_params: Any, trainer: Any = None) -> None:
         """Send gradients in fewer bits from now on; the same on every process.
 
         Args:
@@ -286,43 +304,54 @@ class MPI(Store):
                 ``{"type": "2bit", "threshold": 0.5}``: what is below the threshold stays behind in a residual, and is
                 sent when it has grown. Numbers of samples and of what else the processes count are never compressed,
                 nor are row_sparse gradients.
+            trainer: only what is summed within :meth:`summing_for` it; by default all that no trainer has asked for.
         """
-        self._compressor = compressor(compression_params)
-        self.settings = object()
-        for residual in self._residuals.values():
-            residual.fill(0)
+        made = Compression(compressor(compression_params), self._compression_of(trainer).restored)
+        if trainer is None:
+            self.settings = made
+        else:
+            self._of_trainers[trainer] = made
         self.parts.clear()
-        self._signatures.clear()
 
-    def residuals(self) -> dict[Hashable, np.ndarray]:
-        """{key: (n,) array}: what compression in 2 bits has left out in this process, when nothing is under way."""
-        return dict(self._residuals) if isinstance(self._compressor, TwoBits) else {}
+    @contextlib.contextmanager
+    def summing_for(self, trainer: Any) -> Iterator[None]:
+        before, self.settings = self.settings, self._compression_of(trainer)
+        try:
+            yield
+        finally:
+            self.settings = before
 
-    def set_residuals(self, residuals: dict[Hashable, np.ndarray]) -> None:
+    def residuals(self, trainer: Any) -> dict[Hashable, np.ndarray]:
+        """{key: (n,) array}: what 2 bits have left out of a trainer's sums in this process, with nothing under way."""
+        compression = self._compression_of(trainer)
+        return dict(compression.residuals) if isinstance(compression.compressor, TwoBits) else {}
+
+    def set_residuals(self, residuals: dict[Hashable, np.ndarray], trainer: Any) -> None:
         """Go on from what :meth:`residuals` returned, here or in another process; keys without one begin anew."""
-        self._restored = dict(residuals)
-        for key, residual in self._residuals.items():
-            residual[:] = self._restored.pop(key, 0)
+        self._compression_of(trainer).restore(residuals)
+
+    def _compression_of(self, trainer: Any) -> Compression:
+        return self.settings if trainer is None else self._of_trainers.get(trainer, self.settings)
 
     # ------------------------------------------------------------------
 
     def _names(self, kind: str, key: Hashable, array: Any) -> tuple[bytes, bytes]:
-        known = self._signatures.get((kind, key))
-        if known is None or known[0] != (array.shape, array.dtype):
-            note = self._compressor.note if self._compressor and kind == "s" and self._compresses(key, array) else ""
+        known, compressor = self._signatures.get((kind, key)), self.settings.compressor
+        if known is None or known[0] != (array.shape, array.dtype, compressor):
+            note = compressor.note if compressor and kind == "s" and self._compresses(key, array) else ""
             signature = f"{np.dtype(array.dtype).name} {tuple(array.shape)}{note}"
-            known = (array.shape, array.dtype), f"{self._number}{kind}:{key}".encode(), signature.encode()
+            known = (array.shape, array.dtype, compressor), f"{self._number}{kind}:{key}".encode(), signature.encode()
             self._signatures[kind, key] = known
         return known[1:]
 
     def _compresses(self, key: Hashable, array: Any) -> bool:
         """Whether that key's arrays are compressed. Counts travel as they are: rounded they would be others."""
-        is_count = isinstance(key, int) and key >= FIRST_COUNT
-        return self._compressor is not None and not is_count and self._compressor.takes(np.dtype(array.dtype))
+        is_count, compressor = isinstance(key, int) and key >= FIRST_COUNT, self.settings.compressor
+        return compressor is not None and not is_count and compressor.takes(np.dtype(array.dtype))
 
     def _codec(self, key: Hashable, array: Any) -> Half | TwoBits | None:
         """What encodes that key's arrays on their way, or None."""
-        codec = self._compressor if self._compresses(key, array) else CODECS.get(np.dtype(array.dtype))
+        codec = self.settings.compressor if self._compresses(key, array) else CODECS.get(np.dtype(array.dtype))
         # Small arrays cost latency, not bytes, and a host's sum may be too large for float16.
         is_small = isinstance(codec, Half) and 4 * array.size <= SMALL
         return None if is_small and self.sums_together else codec

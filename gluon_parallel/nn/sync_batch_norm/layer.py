@@ -24,9 +24,10 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
     :func:`gluon_parallel.nn.participants`; :class:`gluon_parallel.DataParallel` does that by itself. Outside of
     training mode, and with `use_global_stats`, no device waits for another.
 
-    Differences to `gluon.nn.BatchNorm`: running statistics change in the forward pass (there: in the backward pass),
-    and hold the biased variance on every kind of device; float16 inputs work on every device. Parameters and their
-    names are the same, so files of parameters go both ways, and an exported graph has plain BatchNorm operators.
+    Differences to `gluon.nn.BatchNorm`: running statistics change in the forward pass (there: in the backward pass, so
+    after two forward passes and one backward pass over both, MXNet's layer has moved by the second one first). They
+    hold the biased variance on every kind of device; float16 inputs work on every device. Parameters and their names
+    are the same, so files of parameters go both ways, and an exported graph has plain BatchNorm operators.
 
     Args:
         args, kwargs: `axis`, `momentum`, `epsilon` and all others of `gluon.nn.BatchNorm`.

@@ -171,6 +171,8 @@ def start_anew(groups: Collection[SyncGroup]) -> None:
             if group.is_launched_in_part():  # its other devices will not come
                 group.abandon(error)
         raise failures.fresh(error)
+    if failures.kept:
+        failures.check()
 
 
 def _failed_groups() -> list[SyncGroup]:
@@ -203,10 +205,15 @@ def _restart() -> None:
 
 
 def drain() -> None:
-    """Wait for everything that has been launched, whatever became of it."""
+    """Wait for everything that has been launched, whatever became of it.
+
+    The error of an operator of the user's, which nobody has read, is raised by the next :func:`.failures.check`.
+    """
     while True:
         try:
             mx.nd.waitall()
             return
-        except (mx.base.MXNetError, GluonParallelError):
-            continue  # each call raises one error of one device; the next call goes on with the rest
+        except (mx.base.MXNetError, GluonParallelError) as error:
+            # Each call raises one error of one device; the next call goes on with the rest.
+            if isinstance(error, mx.base.MXNetError) and not failures.is_ours(str(error)):
+                failures.put_back(error)

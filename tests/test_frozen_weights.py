@@ -1,0 +1,167 @@
+"""Layers of which one parameter is frozen: the others have the gradients that they have beside trained ones."""
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+import gluon_parallel as gp
+import mxnet as mx
+from mxnet import gluon, nd
+from mxnet.gluon import nn, rnn
+
+# The bias's gradient is summed by another operator, in another order: single precision, sums of up to 10 values.
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+class Unrolled(gluon.HybridBlock):
+    """A recurrent cell over three time steps: one weight, used three times."""
+
+    def __init__(self, cell):
+        super().__init__()
+        with self.name_scope():
+            self.cell = cell(4)
+
+    def hybrid_forward(self, F, x):
+        return self.cell.unroll(3, x, merge_outputs=True)[0]
+
+
+def chain(*layers):
+    net = nn.HybridSequential()
+    net.add(*layers)
+    return net
+
+
+# Name -> (what makes the layers, the shape of their input)
+LAYERS = {
+    "dense": (lambda: nn.Dense(3), (4, 5)),
+    "dense on the last axis": (lambda: nn.Dense(3, flatten=False, activation="relu"), (4, 2, 5)),
+    "dense without bias": (lambda: chain(nn.Dense(3, use_bias=False), nn.Dense(2)), (4, 5)),
+    "dense after sync": (
+        lambda: chain(nn.Conv2D(4, 3), gp.nn.SyncBatchNorm(), nn.GlobalAvgPool2D(), nn.Dense(3)), (4, 3, 6, 6)
+    ),
+    "convolution": (lambda: nn.Conv2D(4, 3), (2, 3, 6, 6)),
+    "convolution in groups": (lambda: nn.Conv1D(6, 3, groups=3), (2, 3, 6)),
+    "transposed": (lambda: nn.Conv2DTranspose(4, 3), (2, 3, 6, 6)),
+    "batch norm": (lambda: nn.BatchNorm(), (4, 3, 5, 5)),
+    "sync batch norm": (lambda: gp.nn.SyncBatchNorm(), (4, 3, 5, 5)),
+    "layer norm": (lambda: nn.LayerNorm(), (4, 6)),
+    "group norm": (lambda: nn.GroupNorm(3), (4, 6, 3)),
+    "instance norm": (lambda: nn.InstanceNorm(), (4, 6, 3)),
+    "recurrent": (lambda: rnn.LSTM(4), (3, 2, 5)),
+    "recurrent cell": (lambda: Unrolled(rnn.LSTMCell), (2, 3, 5)),
+    "gated cell": (lambda: Unrolled(rnn.GRUCell), (2, 3, 5)),
+}  # fmt: skip
+
+
+def made(make, shape, hybridize):
+    net = make()
+    net.initialize()
+    if hybridize:
+        net.hybridize()
+    net(nd.zeros(shape))
+    for number, parameter in enumerate(net.collect_params().values()):
+        values = np.random.default_rng(number).normal(size=parameter.shape) + ("var" in parameter.name)
+        parameter.set_data(nd.array(np.abs(values) + 0.1))
+    return net
+
+
+def gradients(net, shape):
+    """{name: gradient} of a random function of the outputs; MXNet's operators leave memory of others behind."""
+    nd.full((1000,), 1e3).wait_to_read()
+    rng = np.random.default_rng(0)
+    x = nd.array(rng.normal(size=shape))
+    x.attach_grad()
+    with mx.autograd.record():
+        y = net(x)
+        loss = (y * nd.array(rng.normal(size=y.shape))).sum()
+    loss.backward()
+    named = net._collect_params_with_prefix().items()
+    return {"x": x.grad.asnumpy()} | {name: one.grad().asnumpy() for name, one in named if one.grad_req != "null"}
+
+
+@pytest.mark.parametrize("hybridize", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_frozen_parameter_changes_no_gradient_of_another_one(name, hybridize):
+    make, shape = LAYERS[name]
+    wanted = gradients(made(make, shape, hybridize), shape)
+    for frozen in wanted.keys() - {"x"}:
+        net = made(make, shape, hybridize)
+        parameter = net._collect_params_with_prefix()[frozen]
+        for request in ("null", "write", "null"):  # before the first pass, and between passes
+            parameter.grad_req = request
+            found = gradients(net, shape)
+            assert found.keys() == wanted.keys() - ({frozen} if request == "null" else set())
+            for other, gradient in found.items():
+                np.testing.assert_allclose(gradient, wanted[other], **CLOSE, err_msg=f"{other}, {frozen} {request}")
+
+
+@pytest.mark.parametrize("hybridize", [False, True])
+def test_frozen_dense_layers_train_their_bias_as_float64_does_on_any_number_of_devices(hybridize):
+    def train(num_devices, dtype):
+        net = nn.Dense(3, in_units=4)
+        net.cast(dtype)
+        net.initialize(mx.init.One(), ctx=gp.devices(f"cpu:{num_devices}"))
+        if hybridize:
+            net.hybridize()
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+        step = gp.DataParallel(net, gluon.loss.L2Loss(), trainer)
+        for number in range(5):
+            net.weight.grad_req = "null" if number in (1, 2, 4) else "write"
+            random = np.random.default_rng(number)
+            step(*(nd.array(random.normal(size=(7, size)), dtype=dtype) for size in (4, 3)))
+        return net.bias.data(mx.cpu(0)).asnumpy()
+
+    wanted = train(1, "float64")
+    for num_devices in (1, 2, 3):
+        np.testing.assert_allclose(train(num_devices, "float32"), wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("hybridize", [False, True])
+def test_recomputed_layers_and_arrays_of_numpy_are_no_exception(hybridize):
+    def bias_gradient(frozen, wrap, x):
+        net = wrap(nn.Dense(3, in_units=5))
+        net.initialize(mx.init.One())
+        if hybridize:
+            net.hybridize()
+        net.weight.grad_req = "null" if frozen else "write"
+        with mx.autograd.record():
+            loss = (net(x) ** 2).sum()
+        loss.backward()
+        return net.bias.grad().asnumpy()
+
+    for frozen in (False, True):
+        assert (bias_gradient(frozen, gp.nn.recompute, nd.ones((2, 5))) == 20).all()  # 2 samples, 2 * 5 each
+        with mx.util.np_shape(True), mx.util.np_array(True):
+            assert (bias_gradient(frozen, lambda net: net, mx.np.ones((2, 5))) == 20).all()
+
+
+@pytest.mark.parametrize("frozen", [["dense_weight"], ["dense_bias"]])
+def test_a_module_with_a_fixed_parameter_trains_the_other_one(frozen):
+    symbol = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="dense")
+    module = mx.mod.Module(mx.sym.LinearRegressionOutput(symbol, mx.sym.var("label")), label_names=["label"],
+                           fixed_param_names=frozen)  # fmt: skip
+    module.bind([("data", (4, 5))], [("label", (4, 3))])
+    module.init_params(mx.init.One())
+    module.init_optimizer("local", "sgd", {"learning_rate": 0.1})
+    x, y = (np.random.default_rng(0).normal(size=(4, size)).astype("float32") for size in (5, 3))
+    module.forward_backward(mx.io.DataBatch([nd.array(x)], [nd.array(y)]))
+    module.update()
+    residual = (x.sum(axis=1, keepdims=True) - y) / 3  # MXNet divides by the number of outputs
+    # MXNet's initializers leave biases at zero.
+    first = {"dense_weight": 1.0, "dense_bias": 0.0}
+    gradients_of_mean = {"dense_weight": residual.T @ x / 4, "dense_bias": residual.mean(axis=0)}
+    for name, value in module.get_params()[0].items():
+        wanted = first[name] - (0 if name in frozen else 0.1 * gradients_of_mean[name])
+        np.testing.assert_allclose(value.asnumpy(), np.broadcast_to(wanted, value.shape), **CLOSE)
+
+
+def test_a_net_is_freed_with_its_executors():
+    net = made(*LAYERS["dense"], True)
+    net.weight.grad_req = "null"
+    gradients(net, (4, 5))
+    executor = weakref.ref(net._cached_op)
+    del net
+    gc.collect()
+    assert executor() is None
