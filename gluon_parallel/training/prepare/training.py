@@ -190,7 +190,10 @@ class Training(Loop):
         Raises:
             NotFinite: a weight is NaN or infinite.
         """
-        kvstore.together(self.store, self._parallel.update)
+        if self._parallel.has_accumulated:
+            kvstore.together(self.store, self._parallel.update)
+        else:  # without an exchange, which keeps the processes from being two such calls apart
+            self._parallel.update()
 
     _finish_updates = update
 
