@@ -39,7 +39,7 @@ def _map_parts(function: Callable[[Nested], Nested], data: Nested) -> Nested:
     return type(data)(*parts) if hasattr(data, "_fields") else type(data)(parts)
 
 
-def _with_arrays(data: Nested) -> Nested:
+def with_arrays(data: Nested) -> Nested:
     """The batch with arrays in the place of what ``gluon.utils.split_and_load`` makes one of: lists of numbers, CSR."""
     if _is_array(data):
         return data
@@ -49,7 +49,7 @@ def _with_arrays(data: Nested) -> Nested:
     if is_nested:
         parts = [leaf for _, leaf in leaves(data)]
         if isinstance(data, dict) or not parts or not all(isinstance(leaf, (numbers.Real, np.bool_)) for leaf in parts):
-            return _map_parts(_with_arrays, data)
+            return _map_parts(with_arrays, data)
     try:
         array = np.asarray(data, np.float32)  # as mx.nd.array makes of everything that is no array
     except (TypeError, ValueError) as error:
@@ -66,7 +66,8 @@ def num_samples(
 
     Args:
         data, batch_axis: as of :func:`split_and_load`.
-        allow_empty: return 0 for a batch without samples: the share of some processes of a very small batch.
+        allow_empty: return 0 for a batch without samples: the share of some processes of a very small batch, whose
+            lists of samples have none.
         names: of the members of a tuple `data`, for errors.
 
     Raises:
@@ -89,6 +90,8 @@ def num_samples(
             raise BatchMismatch(f"{where} has shape {array.shape}, so there is no axis {batch_axis} to split along")
         lengths[where] = array.shape[batch_axis]
     if not lengths:
+        if allow_empty:
+            return 0
         raise BatchMismatch("the batch holds no array")
     if len(set(lengths.values())) > 1:
         found = ", ".join(f"{where} has {length}" for where, length in lengths.items())
@@ -181,7 +184,7 @@ def split_and_load(
         [[0, 1, 2], [3, 4]]
     """
     devices = as_devices(ctx_list if devices is None else devices)
-    data = _with_arrays(data)
+    data = with_arrays(data)
     num = num_samples(data, batch_axis)
     if even_split and num % len(devices):
         raise BatchMismatch(
@@ -220,6 +223,11 @@ def as_devices(devices: Any) -> list[mx.Context]:
 def shard(data: Nested, begin: int, end: int, axis: int, device: mx.Context) -> Nested:
     """The samples from `begin` to `end` of a batch, nested like it, on a device."""
     return map_arrays(lambda array: _to_device(_slice(array, begin, end, axis), device), data)
+
+
+def first_samples(data: Nested, num: int, axis: int) -> Nested:
+    """The first `num` samples of a batch, at least one, nested like it and where they are."""
+    return map_arrays(lambda array: _slice(array, 0, num, axis), data)
 
 
 def _slice(array: mx.nd.NDArray | np.ndarray, begin: int, end: int, axis: int) -> mx.nd.NDArray | np.ndarray:

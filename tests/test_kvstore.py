@@ -32,7 +32,7 @@ def run_horovod(num, script, *words, seconds=120):
 
 
 SUMS, TRAINING, METRICS = checks("kvstore_sums"), checks("kvstore_training"), checks("kvstore_metrics")
-BOOKKEEPING = METRICS[:2]
+BOOKKEEPING = METRICS[:3]
 ALL = [*SUMS, *checks("kvstore_statistics"), *TRAINING, *BOOKKEEPING]
 [OVERLAP], SPARSE, SHARDS = checks("kvstore_overlap"), checks("kvstore_sparse"), checks("kvstore_shards")
 JOIN = checks("kvstore_join")

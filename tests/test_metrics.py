@@ -156,3 +156,28 @@ def test_the_loss_of_an_evaluation_is_the_one_that_a_step_returns(rng):
     assert gp.evaluate(net, [(x, y)], gluon.loss.SoftmaxCELoss, devices) == [("loss", value)]  # a class is as good
     step = gp.DataParallel(net, loss, gluon.Trainer(net.collect_params(), "sgd"))
     assert value == pytest.approx(step(x, y).asscalar(), rel=1e-6)  # float32
+
+
+@pytest.mark.parametrize("num_devices", [1, 3])
+def test_time_major_batches_are_cut_along_their_axis(num_devices, rng):
+    x, y = (rng.standard_normal((5, 4, 2)).astype("float32"), rng.integers(0, 2, (5, 4)))  # (time, sample, class)
+    net, devices = gluon.nn.HybridLambda(lambda F, x: F.cumsum(x, axis=0)), [mx.cpu(i) for i in range(num_devices)]
+    loader, wanted = [(x, y), (x[:, :1], y[:, :1])], np.cumsum(x, axis=0).argmax(2) == y
+    loss = gluon.loss.SoftmaxCELoss(batch_axis=1)
+    whole = mx.metric.np(lambda labels, scores: (scores.argmax(2) == labels).all(axis=0).mean())
+    values = gp.evaluate(net, loader, [mx.metric.Accuracy(axis=2), loss, whole], devices, batch_axis=1)
+    assert values[0][1] == pytest.approx(np.append(wanted, wanted[:, :1]).mean())
+    right = wanted.all(axis=0)
+    assert values[2][1] == pytest.approx((right.mean() + right[0]) / 2)
+    losses = loss(net(mx.nd.array(x)), mx.nd.array(y)).asnumpy()
+    assert values[1][1] == pytest.approx(np.append(losses, losses[0]).mean(), rel=1e-5)  # float32
+
+
+def test_what_split_and_load_makes_arrays_of_is_evaluated_too():
+    sparse = pytest.importorskip("scipy.sparse")
+    x = np.array([[1, 0], [0, 2], [3, 4], [0, 5]], "float32")
+    batches = [(sparse.csr_matrix(x), [0, 1, 1, 0]), ([[2.0, 1.0]], [0])]
+    for devices in ([mx.cpu(0)], [mx.cpu(0), mx.cpu(1)]):
+        for num_real, wanted in ((None, 4 / 5), ([3, 1].__getitem__, 1.0)):
+            got = gp.evaluate(lambda x: x.tostype("default"), batches, ["acc", "f1"], devices, num_real=num_real)
+            assert got[0][1] == pytest.approx(wanted)

@@ -18,7 +18,7 @@ pytest.importorskip("pycocotools", reason="pycocotools is an optional dependency
 
 from gluoncv.utils.metrics import SegmentationMetric, VOC07MApMetric, VOCMApMetric  # noqa: E402
 
-DETECTION = checks("kvstore_metrics", but=("samplers_joins_and_metrics", "objects_of_all_processes"))
+DETECTION = checks("kvstore_metrics")[-1:]
 GROUPS = [
     Group("mpi", run_mpi, 2, "mpi", DETECTION, marks=(needs_mpi, pytest.mark.slow)),
     Group("a store that only sums", run_servers, 2, "dist_sync", DETECTION, marks=(pytest.mark.slow,)),
@@ -70,6 +70,28 @@ def test_a_metric_made_from_one_of_gluoncvs_is_merged_as_that_one_also_before_it
         assert gp.metrics.merge(metric, store).get() == before and metric.total_label == 4 * number
     boxes = gp.metrics.merge(VOCMApMetric(class_names=["a", "b"]), store)
     assert not boxes._n_pos and not boxes._score
+
+
+def test_a_metric_whose_update_takes_something_else_is_refused_and_one_of_a_class_around_it_is_taken(rng):
+    class Mine(VOC07MApMetric):
+        def update(self, labels, outputs):
+            super().update(*outputs, *labels)
+
+    data = [((boxes, kinds, scores), truth) for boxes, kinds, scores, *truth in images(7, repeated=False)]
+    data = [(inputs, truth) for inputs, truth in data if truth[0].size]
+    with pytest.raises(TypeError, match=r"VOC07MApMetric: its update takes \(pred_bboxes, .*super\(\).update"):
+        gp.evaluate(lambda *x: x, data, VOC07MApMetric(class_names=CLASSES), [mx.cpu()])
+    for names in (CLASSES, None):
+        wanted = VOC07MApMetric(class_names=names)
+        for inputs, truth in data:
+            wanted.update(*inputs, *truth)
+        got = gp.evaluate(lambda *x: x, data, Mine(class_names=names), [mx.cpu()], mx.kv.create("local"))
+        assert got == [(name, pytest.approx(value, nan_ok=True)) for name, value in wanted.get_name_value()]
+    masks = mx.nd.array(rng.integers(0, 2, (3, 4, 4))), mx.nd.array(rng.random((3, 2, 4, 4)))
+    wanted = SegmentationMetric(2)
+    wanted.update(*masks)
+    got = gp.evaluate(lambda x: x, [masks[::-1]], SegmentationMetric(2), [mx.cpu(0), mx.cpu(1)])
+    assert got == list(zip(["pixAcc", "mIoU"], map(pytest.approx, wanted.get())))
 
 
 @pytest.fixture

@@ -64,6 +64,11 @@ class TrainingStep:
         if self._update is not None:
             self._update.finish()
 
+    @property
+    def has_accumulated(self) -> bool:
+        """Whether there are steps that no update has had yet; the same on all processes."""
+        return self._update is not None and self._update.num_accumulated > 0
+
     def _connect(self, trainer: mx.gluon.Trainer, devices: list[mx.Context], hook: Any, accumulates: bool) -> Any:
         """Have a trainer update on the devices; refuse what it cannot train. Returns its store, its name, or None."""
         checks.refuse_sums(trainer)

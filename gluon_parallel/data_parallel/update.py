@@ -160,6 +160,11 @@ class Update:
         finally:
             self.abandon()
 
+    @property
+    def num_accumulated(self) -> int:
+        """How many steps the next update has so far."""
+        return self._num_steps
+
     def finish(self) -> None:
         """Update with what is accumulated, if anything is, and look at the weights that are there then."""
         self.apply()

@@ -1,22 +1,25 @@
 """Evaluation of a net over a whole data set, in prediction mode on every device of every process."""
 
-import difflib
-
 import numpy as np
 
 from ..compat import mx
-from ..compat.array_types import as_class_of, as_legacy, as_tuple, leaves, widened
+from ..compat.array_types import as_legacy, as_tuple, leaves
 from ..device_threads import parallel_apply
-from ..errors import BatchMismatch, DeviceUnavailable, NotFinite
+from ..errors import DeviceUnavailable, NotFinite
 from ..kvstore import as_store, collective, separate_training, together
-from ..split import as_devices, split_and_load
-from .merging import merge
+from ..split import as_devices, first_samples, map_arrays, num_samples, split_and_load, with_arrays
+from .merging import adds_up, merge
+from .named import SampleLoss, created
+from .whole_batches import joined, whole_batches
 
 
-def evaluate(net, loader, metric, devices, store=None, num_real=None):
+def evaluate(net, loader, metric, devices, store=None, num_real=None, batch_axis=0):
     """Run `net` over all batches of `loader`, on all devices, and return what `metric` says.
 
-    While the metric reads one batch's results, the devices already work on the next.
+    While the metric reads one batch's results, the devices already work on the next. The value does not depend on the
+    number of devices and processes. Metrics that are sums over samples, such as accuracy and losses, are added up at
+    the end; all others, such as MSE, F1 and your own, are updated on every process with the labels and outputs of
+    whole batches, which the processes send to each other.
 
     Args:
         net: a Gluon block, initialised on all `devices`. It runs in prediction mode.
@@ -28,9 +31,11 @@ def evaluate(net, loader, metric, devices, store=None, num_real=None):
             ``(inputs, (label, weight))``. Several losses have the names of their classes or functions.
         devices: list of ``mx.Context``. A batch with fewer samples than devices uses as many devices as it has samples.
         store: a KVStore through which this process meets the others; the values are then those over all of them, on
-            every process. Each must call this function, with its own part of the data.
+            every process. Each must call this function, with its own part of the data; a batch is what all have of it,
+            that of process 0 first.
         num_real: function of a batch's number that says how many samples at its beginning count; the rest are repeated
             ones, as ``gp.sampler.BatchSampler.num_real`` knows. By default all do.
+        batch_axis: the axis that counts samples, in inputs, labels and outputs; a loss has one value per sample, (N,).
 
     Returns:
         A list of ``(name, value)``, as ``metric.get_name_value()``, the values as Python floats.
@@ -40,7 +45,7 @@ def evaluate(net, loader, metric, devices, store=None, num_real=None):
         DeviceUnavailable: the net is not on all `devices`.
         NotFinite: an output of the net is NaN, on the process that has it. Only metrics of your own may take NaN.
         ValueError: the loader yields something else than pairs, or nothing; or there is no such metric.
-        TypeError: `store` is a name.
+        TypeError: `store` is a name; or the metric's update takes something else than labels and outputs.
 
     Example:
         >>> net = mx.gluon.nn.Dense(2, in_units=1)
@@ -50,12 +55,15 @@ def evaluate(net, loader, metric, devices, store=None, num_real=None):
         >>> [(name, round(value, 4)) for name, value in values]
         [('accuracy', 0.75), ('loss', 0.6931)]
     """
-    wanted = _created(metric)
+    wanted = created(metric)
     if store is not None:
         as_store(store, "evaluate")
     losses = [one for one in wanted if isinstance(one, SampleLoss)]
     others = [one for one in wanted if not isinstance(one, SampleLoss)]
     metrics = [one.metric if isinstance(one, SampleLoss) else one for one in wanted]
+    of_parts = [one for one in others if adds_up(one)]
+    of_batches = [one for one in others if not adds_up(one)]
+    summed = [*(loss.metric for loss in losses), *of_parts]
     # A loss becomes NaN, and MXNet's metrics count NaN as the first class; a user's metric may skip it.
     refuses_nan = bool(losses) or any(type(one).__module__.startswith("mxnet.") for one in others)
     separate_training.note(
@@ -68,40 +76,56 @@ def evaluate(net, loader, metric, devices, store=None, num_real=None):
 
     def of_shard(inputs, labels):
         outputs = as_tuple(net(*inputs))
-        values = [loss.values(outputs, labels, len(inputs[0])) for loss in losses]
-        return labels, outputs, values, _with_sums(outputs) if refuses_nan else ()
+        values = [loss.values(outputs, labels, num_samples(inputs, batch_axis)) for loss in losses]
+        return (labels, outputs), values, _with_sums(outputs) if refuses_nan else ()
+
+    def parts():
+        """Labels and outputs of this process's part of each batch, which sums have counted; None: it has no samples."""
+        batches = _batches(loader, num_real, batch_axis, may_be_empty=store is not None)
+        for results in run(of_shard, batches, devices, batch_axis):
+            if not results:
+                yield None
+                continue
+            shards, values, sums = zip(*results)
+            if refuses_nan:
+                _refuse_nan(sums)
+            for loss, found in zip(losses, zip(*values)):
+                loss.update(found)
+            part = joined(shards, batch_axis) if others else None
+            _update(of_parts, part)
+            yield part
 
     def values():
         for one in metrics:
             one.reset()
-        for results in run(of_shard, _batches(loader, num_real, may_be_empty=store is not None), devices):
-            labels, outputs, values, sums = zip(*results)
-            if refuses_nan:
-                _refuse_nan(sums)
-            if others:
-                _update(others, labels, outputs)
-            for loss, shards in zip(losses, zip(*values)):
-                loss.update(shards)
+        for batch in whole_batches(parts(), store, batch_axis) if of_batches else parts():
+            _update(of_batches, batch)
         if store is not None:
             with collective("gp.evaluate()"):
-                merge(mx.metric.CompositeEvalMetric(metrics), store)
-        return [(name, float(value)) for one in metrics for name, value in one.get_name_value()]
+                merge(mx.metric.CompositeEvalMetric(summed), store)
+        return [(name, float(value)) for one in metrics for name, value in _names_and_values(one)]
 
     return together(store, values, loader)
 
 
-def _batches(loader, num_real, may_be_empty):
-    """(inputs, labels), both tuples, of each batch that has samples; without a store, there must be a batch."""
+def _names_and_values(metric):
+    found = metric.get_name_value()
+    if all(isinstance(name, str) for name, _ in found):
+        return found
+    return zip(metric.name.split(" & "), metric.get())  # GluonCV's SegmentationMetric returns its two values alone
+
+
+def _batches(loader, num_real, batch_axis, may_be_empty):
+    """(inputs, labels), both tuples, of each batch, or None: it has no samples; without a store, there must be some."""
     index = -1
     for index, batch in enumerate(loader):
         if not isinstance(batch, (list, tuple)) or len(batch) != 2:
             raise ValueError(f"evaluate: batch {index} is a {type(batch).__name__}; expected a pair (inputs, labels)")
-        inputs, labels = as_tuple(batch[0]), as_tuple(batch[1])
-        if num_real is not None:
-            inputs, labels = ([array[: num_real(index)] for array in arrays] for arrays in (inputs, labels))
-        if inputs[0].shape[0] == 0 and (may_be_empty or num_real is not None):
-            continue  # a last batch may have fewer samples than there are processes
-        yield inputs, labels
+        batch = as_tuple(with_arrays(batch[0])), as_tuple(with_arrays(batch[1]))
+        may_have_none = may_be_empty or num_real is not None  # a last batch may have fewer samples than processes
+        num = num_samples(batch, batch_axis, may_have_none, names=("inputs", "labels"))
+        real = num if num_real is None else min(num_real(index), num)
+        yield None if real == 0 else batch if real == num else first_samples(batch, real, batch_axis)
     if index < 0 and not may_be_empty:
         raise ValueError("evaluate: the loader yielded no batch")
 
@@ -123,40 +147,29 @@ def _refuse_nan(shards):
             )
 
 
-def _update(metrics, labels, outputs):
-    """One update per batch, as on one device: some metrics (RMSE, F1) are not the mean of those of the shards."""
-    labels, outputs = ([concatenate(shards) for shards in zip(*side)] for side in (labels, outputs))
-    for metric in metrics:
+def _update(metrics, part):
+    """One update with labels and outputs, if any: some metrics (RMSE, F1) are not the mean of those of parts."""
+    for metric in metrics if part is not None else ():
+        labels, outputs = part
         if type(metric).__module__.split(".")[0] in ("mxnet", "gluoncv"):  # which know no mx.np arrays
-            metric.update(list(map(as_legacy, labels)), list(map(as_legacy, outputs)))
-        else:
-            metric.update(labels, outputs)
+            labels, outputs = map_arrays(as_legacy, (labels, outputs))
+        metric.update(list(labels), list(outputs))
 
 
-def run(function, batches, devices):
+def run(function, batches, devices, batch_axis=0):
     """Yield the results of ``function(*shard)`` for each batch, a list by device, while the next one is computed.
 
-    The function is called from the thread of the shard's device. A batch with fewer samples than devices, but at least
-    one, uses as many devices as it has samples.
+    The function is called from the thread of the shard's device. A batch with fewer samples than devices uses as many
+    devices as it has samples, and one that is None has no results.
     """
-    waiting = None
+    waiting: list = []
     for batch in batches:
-        shards = split_and_load(batch, devices)
+        shards = split_and_load(batch, devices, batch_axis) if batch is not None else []
         with mx.autograd.pause(train_mode=False):
-            results = parallel_apply(function, shards)
-        if waiting is not None:
-            yield waiting
-        waiting = results
-    if waiting is not None:
-        yield waiting
-
-
-def concatenate(shards):
-    """One array of the devices' arrays, of their class; the array itself if there is one."""
-    if len(shards) == 1:
-        return shards[0]
-    whole = np.concatenate([shard.asnumpy() for shard in shards])
-    return as_class_of(mx.nd.array(whole, dtype=whole.dtype), shards[0])
+            results = parallel_apply(function, shards) if shards else []
+        yield from waiting
+        waiting = [results]
+    yield from waiting
 
 
 def check_devices(net, devices, where):
@@ -171,76 +184,3 @@ def check_devices(net, devices, where):
                 f"{where}: parameter {parameter.name} is on {there} but not on {missing}; hand over the devices that "
                 "the net is on, or write net.collect_params().reset_ctx(devices)"
             )
-
-
-class SampleLoss:
-    """A function that returns one value per sample, as a metric: the mean over the samples.
-
-    Args:
-        function: called as ``function(*outputs, *labels)`` on every device, like the loss of ``gp.DataParallel``.
-        name: of the value.
-
-    Attributes:
-        metric: the ``mx.metric.Loss`` that adds up, over processes too.
-    """
-
-    def __init__(self, function, name):
-        self.function, self.metric = function, mx.metric.Loss(name)
-
-    def values(self, outputs, labels, size):
-        """The loss of a shard of `size` samples, on its device; BatchMismatch: it is not one value per sample."""
-        found = self.function(*outputs, *labels)
-        if not isinstance(found, (mx.nd.NDArray, np.ndarray)) or found.shape[:1] != (size,):
-            kind = f"shape {found.shape}" if hasattr(found, "shape") else f"a {type(found).__name__}"
-            raise BatchMismatch(
-                f"metric {_name(self.function)}: it returned {kind} for {size} samples; expected an array with one "
-                "value per sample (first axis), as Gluon's losses return, because the mean over all samples does not "
-                "follow from the values of batches. It is called as function(*outputs, *labels); a function of "
-                "(labels, outputs) on NumPy arrays is passed as mx.metric.CustomMetric(function)"
-            )
-        return found
-
-    def update(self, shards):
-        """Add the values of a batch's shards; further axes are summed, as ``loss.backward()`` does."""
-        for found in shards:
-            values = widened(found.asnumpy() if isinstance(found, mx.nd.NDArray) else found)
-            per_sample = values.reshape(len(values), -1).sum(axis=1, dtype=np.float64)
-            self.metric.update(None, [mx.nd.array(per_sample, dtype=np.float64)])
-
-
-def _created(metric):
-    """The metrics that `metric` names, a list in its order of ``mx.metric.EvalMetric`` and :class:`SampleLoss`."""
-    wanted = _flat(metric)
-    functions = list(filter(_is_function, wanted))
-    names = ["loss"] if len(functions) == 1 else list(map(_name, functions))
-    losses = map(SampleLoss, functions, names)
-    return [next(losses) if _is_function(one) else _from_mxnet(one) for one in wanted]
-
-
-def _flat(metric):
-    if isinstance(metric, (list, tuple)):
-        return [one for some in metric for one in _flat(some)]
-    return [metric() if isinstance(metric, type) else metric]
-
-
-def _is_function(metric):
-    return callable(metric) and not isinstance(metric, mx.metric.EvalMetric)
-
-
-def _name(function):
-    return getattr(function, "__name__", type(function).__name__)
-
-
-def _from_mxnet(metric):
-    if not isinstance(metric, (str, dict, mx.metric.EvalMetric)):
-        raise ValueError(
-            f"metric: got {type(metric).__name__}; expected a name such as 'acc', an mx.metric.EvalMetric, a loss or a "
-            "list of those. The order is evaluate(net, loader, metric, devices, store)"
-        )
-    try:
-        return mx.metric.create(metric)
-    except AssertionError as error:  # MXNet's own words tell of a registry
-        known = sorted(mx.registry.get_registry(mx.metric.EvalMetric))
-        close = difflib.get_close_matches(str(metric).lower(), known, n=1)
-        meant = f"did you mean {close[0]!r}? " if close else ""
-        raise ValueError(f"metric: there is none called {metric!r}; {meant}MXNet has {', '.join(known)}") from error

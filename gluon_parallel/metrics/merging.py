@@ -10,9 +10,9 @@ from ..kvstore import as_store, collective
 from ..kvstore.collective import gather, gather_objects
 from .coco import COCOMeanAP
 
-# What these metrics know is a sum and a count, which add up over processes (a mean over batches stays one).
-_SUMS = ("Accuracy", "TopKAccuracy", "Perplexity", "MAE", "MSE", "RMSE", "CrossEntropy", "NegativeLogLikelihood",
-         "Loss", "Torch", "Caffe", "CustomMetric")  # fmt: skip
+# What these metrics of MXNet know is a sum over samples, and their number, which add up however a batch is divided.
+# Others, as MSE, are means over calls of update.
+_SUMS = ("Accuracy", "TopKAccuracy", "Perplexity", "CrossEntropy", "NegativeLogLikelihood", "Loss", "Torch", "Caffe")
 _COUNTERS = ("true_positives", "true_negatives", "false_positives", "false_negatives")
 
 
@@ -20,16 +20,18 @@ _COUNTERS = ("true_positives", "true_negatives", "false_positives", "false_negat
 def merge(metric, store):
     """The metric, changed so that it says on each process what it would have said over the data of all processes.
 
-    Every process calls it, once, after its last ``metric.update``; then ``metric.get()``.
+    Every process calls it, once, after its last ``metric.update``; then ``metric.get()``. ``gp.evaluate`` needs it not.
 
     Args:
-        metric: an ``mx.metric.EvalMetric`` that counts (accuracy, losses, F1, ...); GluonCV's VOCMApMetric,
-            VOC07MApMetric or SegmentationMetric; :class:`COCOMeanAP`; or a composite one of such.
+        metric: an ``mx.metric.EvalMetric`` that is a mean over samples (Accuracy, TopKAccuracy, CrossEntropy, Loss,
+            ...); F1 or MCC with ``average="micro"``; GluonCV's VOCMApMetric, VOC07MApMetric or SegmentationMetric;
+            :class:`COCOMeanAP`; or a composite one of such.
         store: a KVStore that sums.
 
     Raises:
-        ValueError: the metric's values cannot be added up (area under a curve, correlations, metrics of your own): use
-            :func:`gather_rows` on labels and scores, and update the metric with what it returns.
+        ValueError: what the metric knows does not add up over parts of batches: means over calls of update (MAE, MSE,
+            RMSE, F1 and MCC as they are by default, CustomMetric), correlations, metrics of your own. ``gp.evaluate``
+            takes them; or use :func:`gather_rows` on the labels and outputs of each batch, and update with those.
 
     Example:
         >>> metric = mx.metric.Accuracy()
@@ -48,8 +50,12 @@ def merge(metric, store):
     for one in adding:
         counts = _counts(one)
         if counts is not None:  # whose value is made of the counts
-            score = counts.fscore if type(one).__name__ == "F1" else counts.matthewscc()
+            is_f1 = type(one) is mx.metric.F1
+            score = counts.fscore if is_f1 else counts.matthewscc()
+            of_all = counts.global_fscore if is_f1 else counts.matthewscc(use_global=True)
             one.num_inst, one.sum_metric = counts.total_examples, score * counts.total_examples
+            num = one.global_num_inst = counts.global_total_examples
+            one.global_sum_metric = of_all * num
     for one, rule in rules:
         if rule is not None:
             rule(one, functools.partial(gather_rows, store=store))
@@ -104,26 +110,33 @@ def _flatten(metric):
     return [metric]
 
 
+def adds_up(metric):
+    """Whether parts of batches, merged, make what whole batches would have made, to rounding."""
+    is_sum = type(metric).__module__ == mx.metric.__name__ and type(metric).__name__ in _SUMS
+    return is_sum or _counts(metric) is not None or _rule(metric) is not None
+
+
 def _counts(metric):
     """The counts behind an F1 or MCC over all samples, else None."""
-    kind = type(metric).__name__
-    if kind == "F1" and metric.average != "macro":
+    if type(metric) is mx.metric.F1 and metric.average != "macro":
         return metric.metrics
-    if kind == "MCC" and metric._average != "macro":
+    if type(metric) is mx.metric.MCC and metric._average != "macro":
         return metric._metrics
     return None
 
 
 def _state(metric):
     """(object, attribute) of each number that adds up."""
+    if not adds_up(metric):
+        raise ValueError(
+            f"metrics: what {type(metric).__name__} knows cannot be added up over processes, of which each has updated "
+            "it with its parts of batches; evaluate with gp.evaluate(net, loader, metric, devices, store), which "
+            "updates it with whole ones. Or gather the labels and the outputs of each batch, mx.nd.array("
+            "gp.metrics.gather_rows(array, store)), and update the metric with those"
+        )
     counts = _counts(metric)
     if counts is not None:
-        return [(counts, name) for name in _COUNTERS]
-    if type(metric).__name__ not in (*_SUMS, "F1", "MCC") or type(metric).__module__ != mx.metric.__name__:
-        raise ValueError(
-            f"metrics: what {type(metric).__name__} knows cannot be added up over processes; gather the labels and the "
-            "scores with gp.metrics.gather_rows(array, store), and update the metric with those"
-        )
+        return [(counts, scope + name) for scope in ("", "global_") for name in _COUNTERS]
     names = ("sum_metric", "num_inst", "global_sum_metric", "global_num_inst")
     return [(metric, name) for name in names if hasattr(metric, name)]
 

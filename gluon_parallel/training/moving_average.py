@@ -120,7 +120,7 @@ class ExponentialMovingAverage:
         if self._count() != trained:
             raise RuntimeError(
                 "the trainer updated the net inside average.applied(), which is undone: only evaluate, save or "
-                "export there"
+                "export there, and after accumulated steps call training.update() and average.update() before"
             )
 
     def state(self) -> Archive:

@@ -43,7 +43,7 @@ def check_others_call_another_function(store):
     [(_, value)] = training.evaluate(loader, "mse")
     assert value >= 0
     try:
-        gp.evaluate(training.net, [], ["mse"] * (1 + store.rank), DEVICES, store)
+        gp.evaluate(training.net, [], ["acc"] * (1 + store.rank), DEVICES, store)
     except gp.errors.WorkersDiffer as error:
         words = "process 0 calls gp.evaluate() with 4 values, process 1 calls gp.evaluate() with 8 values. Every"
         assert words in str(error), error

@@ -68,6 +68,61 @@ def refused(store, function, words):
         raise AssertionError(f"nothing was refused on process {store.rank}")
 
 
+class Weighted(mx.metric.EvalMetric):
+    """A metric of its own whose value depends on which samples one update has."""
+
+    def __init__(self):
+        super().__init__("weighted")
+
+    def update(self, labels, outputs):
+        wrong = float((outputs[0].argmax(axis=1) - labels[0]).abs().asnumpy().max())
+        self.sum_metric += wrong * len(labels[0])
+        self.num_inst += 1
+
+
+def every_metric():
+    """Metrics of two classes' scores, all that MXNet has and others, new ones."""
+    metric = mx.metric
+    squared = metric.CustomMetric(lambda labels, scores: ((scores[:, 1] > labels).sum() ** 2, len(labels)), "squared")
+    largest = metric.np(lambda labels, scores: float((scores[:, 1] * labels).max()), "largest")
+    made = [metric.create(name) for name in ("acc", "f1", "mcc", "pcc", "ce", "loss", "torch", "caffe")]
+    made += [metric.NegativeLogLikelihood(), metric.TopKAccuracy(2), metric.Perplexity(0)]
+    made += [metric.F1(average="micro"), metric.MCC(average="micro")]
+    return [*made, squared, largest, Weighted(), metric.CompositeEvalMetric(["acc", metric.F1("f1 of two")])]
+
+
+def every_metric_of_numbers():
+    metric = mx.metric
+    micro = metric.PearsonCorrelation(average="micro")
+    return [*map(metric.create, ("mae", "mse", "rmse", "pearsonr")), micro]
+
+
+def check_every_metric_says_what_one_process_does(store):
+    """Every metric, over unequal parts, some of them empty: the value of whole batches on one process and device."""
+    rank, num = store.rank, store.num_workers
+    random = np.random.RandomState(3)
+    for length, size in ((3 * num + 4, 3), (num - 1 or 1, 2)):  # of the second, the only batch leaves processes without
+        scores = random.dirichlet([1, 1], length).astype("float32")
+        labels = random.randint(0, 2, length).astype("float32")
+        numbers, truth = random.standard_normal((2, length, 3)).astype("float32")
+        samplers = [gp.sampler.BatchSampler(length, size, each, num) for each in range(num)]
+        for arrays, make in (((scores, labels), every_metric), ((numbers, truth), every_metric_of_numbers)):
+            loader = [tuple(nd.array(array[batch]) for array in arrays) for batch in samplers[rank]]
+            wanted = mx.metric.CompositeEvalMetric(make())
+            for begin in range(0, length, size * num):
+                outputs, answers = (nd.array(array[begin : begin + size * num]) for array in arrays)
+                wanted.update([answers], [outputs])
+            metric = mx.metric.CompositeEvalMetric(make())
+            got = gp.evaluate(lambda x: x, loader, metric, DEVICES, store, samplers[rank].num_real)
+            assert [name for name, _ in got] == [name for name, _ in wanted.get_name_value()]
+            # MXNet adds float32 values, here in another order; they are of the size of 1
+            plain, of_all = wanted.get_name_value(), wanted.get_global_name_value()
+            for values, expected in ((got, plain), (metric.get_name_value(), plain),
+                                     (metric.get_global_name_value(), of_all)):  # fmt: skip
+                for (name, ours), (_, theirs) in zip(values, expected):
+                    assert np.isclose(ours, theirs, rtol=1e-5, atol=1e-6, equal_nan=True), (name, ours, theirs)
+
+
 def check_detection_metrics(store):
     """GluonCV's metrics and COCO's over processes: exactly those of one process that sees all images."""
     from detection_predictions import CLASSES, annotations, images, masks

@@ -1,21 +1,17 @@
 """One process's part of a loader's batches."""
 
-import contextlib
 import os
-import pickle
-import random
 import threading
 from collections.abc import Iterator
 from typing import Any, Callable, Optional
 
-import numpy as np
-
 from ...compat import mx
 from ...data_parallel.sampler import BatchSampler
 from ...device_threads.seeds import derive_seed, seed_this_thread
-from ...errors import LOG, BatchMismatch
-from ...split import map_arrays
+from ...errors import BatchMismatch
 from ..seeding import reseed
+from . import loader_warnings
+from .empty import without_samples
 
 _data = mx.gluon.data
 _LAST_BATCH = {"keep": "pad", "discard": "discard"}  # Gluon's words and the sampler's
@@ -25,11 +21,11 @@ _ROLLOVER = "last_batch='rollover', of which an epoch leaves samples over for th
 class LoaderShard:
     """The part of one process of every batch of a loader; each pass takes the next epoch's order.
 
-    Of a batch with fewer samples than processes, the part of some is empty: arrays of no rows.
+    Of a batch with fewer samples than processes, the part of some is empty, see :func:`.without_samples`.
     """
 
-    def __init__(self, loader: Any, order: Any) -> None:
-        self._loader, self._order = loader, order
+    def __init__(self, loader: Any, order: Any, batch_axis: int = 0) -> None:
+        self._loader, self._order, self._batch_axis = loader, order, batch_axis
         self.between = self.at_end = lambda: None  # called between two batches of a pass, and at its end
         # Called with the number of a batch before it is read, where a pass begins in the middle and reads those before.
         self.reseed: Callable[[int], None] = lambda number: None
@@ -67,7 +63,7 @@ class LoaderShard:
         return _is_rollover(self._order)
 
     def __iter__(self) -> Iterator[Any]:
-        under_way = _Pass(self._loader, self._order, self.epoch, self._start, self.reseed)
+        under_way = _Pass(self._read, self.epoch, self._start)
         self.set_epoch(self.epoch + 1)  # now: a pass that breaks off is not repeated
         self.under_way = under_way
         try:
@@ -79,6 +75,22 @@ class LoaderShard:
             if self.under_way is under_way:
                 self.under_way = None
 
+    def _read(self, epoch: int, start: int) -> Iterator[Any]:
+        """The batches of an epoch from that of number `start` on."""
+        order = self._order
+        order.set_epoch(epoch, start)
+        first = order.start
+        if first < start:
+            self.reseed(first)
+        batches = enumerate(self._loader, first)
+        for number in range(first, start):
+            next(batches, None)
+            self.reseed(number + 1)
+        num_real = getattr(order, "num_real", None)
+        for number, batch in batches:
+            has_samples = num_real is None or num_real(number)
+            yield batch if has_samples else without_samples(batch, self._batch_axis)
+
     def divide(self, rank: int, num_workers: int) -> None:
         """Read the part of process `rank` of fewer ones from the next batch on, also of a pass that is under way."""
         self._order.rank, self._order.num_workers = rank, num_workers
@@ -89,14 +101,13 @@ class LoaderShard:
 class _Pass:
     """A pass over the batches of an epoch from number `start` on, which can go back; it keeps the last one."""
 
-    def __init__(self, loader: Any, order: Any, epoch: int, start: int, reseed: Callable[[int], None]) -> None:
-        self.epoch, self.batch = epoch, None
-        self._read_from = lambda number: _read(loader, order, epoch, number, reseed)
+    def __init__(self, read: Callable[[int, int], Iterator[Any]], epoch: int, start: int) -> None:
+        self.epoch, self.batch, self._read = epoch, None, read
         self.go_to(start)
 
     def go_to(self, number: int) -> None:
         """Read on from the batch of that number."""
-        self.number, self._batches = number, self._read_from(number)
+        self.number, self._batches = number, self._read(self.epoch, number)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -107,26 +118,12 @@ class _Pass:
         return self.batch
 
 
-def _read(loader: Any, order: Any, epoch: int, start: int, reseed: Callable[[int], None]) -> Iterator[Any]:
-    """The batches of an epoch from that of number `start` on."""
-    order.set_epoch(epoch, start)
-    first = order.start
-    if first < start:
-        reseed(first)
-    batches = enumerate(loader, first)
-    for number in range(first, start):
-        next(batches, None)
-        reseed(number + 1)
-    num_real = getattr(order, "num_real", None)
-    for number, batch in batches:
-        yield batch if num_real is None else _cut(batch, num_real(number))
-
-
-def shard_loader(loader: Any, rank: int, num_workers: int, seed: int) -> Any:
+def shard_loader(loader: Any, rank: int, num_workers: int, seed: int, batch_axis: int = 0) -> Any:
     """The part of process `rank` of a loader, itself if it is one; TypeError: it cannot be divided.
 
     A ``gluon.data.DataLoader`` reads that part from then on. Others have ``shard(rank, num_workers)``, as
-    ``gp.datasets.batches``. One process takes any iterable.
+    ``gp.datasets.batches``. One process takes any iterable, and resets an ``mx.io.DataIter`` between its passes.
+    `batch_axis` counts the samples in arrays, which matters where a part has none.
     """
     if isinstance(loader, LoaderShard):
         return loader
@@ -138,15 +135,11 @@ def shard_loader(loader: Any, rank: int, num_workers: int, seed: int) -> Any:
         sampler = getattr(sampler, "given", sampler)  # in place of that of an earlier training
         order = _order(sampler, rank, num_workers, seed)
         if order is not None:
-            if loader._worker_pool is not None and loader._thread_pool and rank == 0 and _draws(loader):
-                LOG.warning(
-                    "gluon_parallel: threads of a DataLoader with thread_pool=True draw from NumPy's or Python's one "
-                    "generator, so another run draws others. Leave thread_pool=True out: processes repeat their draws"
-                )
+            loader_warnings.warn(loader, rank, num_workers)
             loader._batch_sampler = _Numbered(order, seed, sampler)  # its worker processes know the data set alone
             loader.auto_reload = False  # it would read the next pass ahead in the order of this one
             loader.clean()
-            return LoaderShard(loader, order)
+            return LoaderShard(loader, order, batch_axis)
     elif not hasattr(loader, "__iter__"):
         raise TypeError(f"a loader is a {type(loader).__name__}; expected something that yields batches")
     elif num_workers == 1:
@@ -168,7 +161,7 @@ class _Own:
     rank = start = epoch = 0
 
     def __init__(self, batches: Any) -> None:
-        self.batches = batches
+        self.batches, self._has_begun = batches, False
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -178,6 +171,9 @@ class _Own:
 
     def set_epoch(self, epoch: int, start: int) -> None:
         self.epoch = epoch
+        if self._has_begun and isinstance(self.batches, mx.io.DataIter):
+            self.batches.reset()  # else it stays at its end; a new one is at its beginning
+        self._has_begun = True
 
 
 class _Numbered:
@@ -191,7 +187,10 @@ class _Numbered:
 
     def __iter__(self) -> Iterator[Any]:
         process, epoch, start = os.getpid(), self.order.epoch, self.order.start
+        num_real = getattr(self.order, "num_real", None)
         for number, samples in enumerate(self.order, start):
+            if num_real is not None:  # without repeated ones; one is read, to know what an empty part looks like
+                samples = samples[: max(num_real(number), 1)]
             yield _Samples(samples, (self._seed + self.order.rank, epoch, number), process)
 
 
@@ -213,22 +212,6 @@ class _Samples(list):
         return super().__iter__()
 
 
-def _draws(loader: Any) -> bool:
-    """Whether reading its first sample draws from the random numbers of NumPy or Python."""
-
-    def states() -> bytes:
-        return pickle.dumps((random.getstate(), np.random.get_state()))  # noqa: NPY002 (as transforms do)
-
-    before = states()
-    with contextlib.suppress(Exception):  # which comes again when it is read
-        loader._batchify_fn([loader._dataset[0]])
-    drawn = states() != before
-    of_python, of_numpy = pickle.loads(before)
-    random.setstate(of_python)
-    np.random.set_state(of_numpy)  # noqa: NPY002
-    return drawn
-
-
 def _is_rollover(order: Any) -> bool:
     return getattr(getattr(order, "batches", order), "_last_batch", None) == "rollover"
 
@@ -244,14 +227,3 @@ def _order(sampler: Any, rank: int, num_workers: int, seed: int) -> Any:
     shuffle, last_batch = kind is _data.RandomSampler, _LAST_BATCH[sampler._last_batch]
     whole = BatchSampler(len(sampler._sampler), sampler._batch_size, shuffle=shuffle, seed=seed, last_batch=last_batch)
     return whole.shard(rank, num_workers)
-
-
-def _cut(batch: Any, num: int) -> Any:
-    """The first `num` rows of every array of a nested batch."""
-
-    def cut(array):
-        if len(array) == num:
-            return array
-        return array[:num] if num else array.asnumpy()[:0]  # MXNet's arrays have at least one row
-
-    return map_arrays(cut, batch)

@@ -42,6 +42,7 @@ class Loop:
         saved: what else belongs into checkpoints, by name: objects with a state, such as
             :class:`.ExponentialMovingAverage`; arrays; lists of one array's copies on several devices.
         accumulate: steps that make one update; Ctrl-C waits for the last of them.
+        batch_axis: the axis that counts samples, for batches with fewer samples than there are processes.
 
     Attributes:
         epoch, step_in_epoch, num_steps: how many epochs, steps of the next one, and steps of all are complete.
@@ -63,19 +64,20 @@ class Loop:
 
     def __init__(self, *loaders: Any, net: Optional[mx.gluon.Block] = None, trainer: Optional[mx.gluon.Trainer] = None,
                  store: Any = None, seed: int = 0, run: Any = None, saved: Optional[Mapping[str, Any]] = None,
-                 accumulate: int = 1) -> None:  # fmt: skip
+                 accumulate: int = 1, batch_axis: int = 0) -> None:  # fmt: skip
         self.store = kvstore.create("local") if store is None else store
         # Processes over dist_async do not wait for each other, for a mean neither.
         self._meeting = kvstore.create("local") if "async" in self.store.type else self.store
         self.net, self.trainer, self.run = net, trainer, run if isinstance(run, Run) else Run(run)
-        self.loaders = [shard_loader(loader, self.rank, self.store.num_workers, seed) for loader in loaders]
+        place = self.rank, self.store.num_workers
+        self.loaders = [shard_loader(loader, *place, seed, batch_axis) for loader in loaders]
         if self.run and any(loader.is_rollover for loader in self.loaders):
             raise TypeError(
                 "run: what a DataLoader with last_batch='rollover' keeps for its next pass is in none of its "
                 "checkpoints. Write last_batch='keep' or 'discard', or leave out the run"
             )
         if self.loaders:
-            self.loaders[0].between, self.loaders[0].at_end = self._between_steps, self._settle
+            self.loaders[0].between, self.loaders[0].at_end = self._between_steps, self._end_pass
         for loader in self.loaders:
             loader.reseed = self._reseed_in_epoch
         self.epoch = self.step_in_epoch = self.num_steps = self.best_epoch = self.epochs_since_best = 0
@@ -300,6 +302,11 @@ class Loop:
 
     def _finish_updates(self) -> None:
         """Update with what is accumulated, which is in no file."""
+
+    def _end_pass(self) -> None:
+        """Read all losses and make the last update, so that what follows a pass measures the weights that are saved."""
+        self._settle()
+        self._finish_updates()
 
     def _reseed(self, number: Optional[int] = None) -> None:
         """Random numbers of a step, by default the next one, and of what reads its batch, follow from its number."""

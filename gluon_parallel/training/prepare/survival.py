@@ -30,8 +30,9 @@ _NOTHING = object()  # in the place of a result that no other process has
 
 
 def survive(
-    step: Callable[..., Any], net: mx.gluon.Block, trainer: mx.gluon.Trainer, *loaders: Any, seed: int = 0
-) -> Any:
+    step: Callable[..., Any], net: mx.gluon.Block, trainer: mx.gluon.Trainer, *loaders: Any, seed: int = 0,
+    batch_axis: int = 0,
+) -> Any:  # fmt: skip
     """Let a loop of your own go on without processes that are lost, under ``gluon-parallel launch --min-processes``.
 
     ``gp.prepare`` does it by itself. After a loss, the step that was under way is called again, with the same batch
@@ -47,6 +48,7 @@ def survive(
         loaders: as of ``gp.prepare``: ``gluon.data.DataLoader`` or ``gp.datasets.batches``, of the whole data, or of
             this process's part by ``gp.sampler.BatchSampler(..., rank, num_workers)``. A DataLoader is changed.
         seed: of the order of the samples of shuffled loaders without an order of their own.
+        batch_axis: the axis that counts samples, for batches with fewer samples than there are processes.
 
     Returns:
         What is called in the place of `step`, a :class:`Survival`, and then the loaders in the order given. The arrays
@@ -75,7 +77,7 @@ def survive(
     if isinstance(store, str):
         store = trainer._kvstore_params["kvstore"] = kvstore.create(store)
     store = contract(store)
-    shards = [shard_loader(loader, store.rank, store.num_workers, seed) for loader in loaders]
+    shards = [shard_loader(loader, store.rank, store.num_workers, seed, batch_axis) for loader in loaders]
     return (Survival(step, net, trainer, shards, store), *shards)
 
 

@@ -50,7 +50,10 @@ def prepare(
         trainer: the ``gluon.Trainer`` of the net's parameters, which has made no step yet. It stays the owner of the
             optimizer and its learning rate.
         loaders: ``gluon.data.DataLoader`` or ``gp.datasets.batches``, of the whole data. A DataLoader is changed: it
-            reads this process's part from then on. Shuffled ones take orders that follow from `seed` and the epoch.
+            reads this process's samples of each batch from then on, and its `batchify_fn` makes a batch of those. (Of
+            a batch with fewer samples than processes, some get a part with none, along `batch_axis`.) Shuffled ones
+            take orders that follow from `seed` and the epoch. One process takes any iterable, as it yields; an
+            ``mx.io.DataIter`` is reset for each further pass, and its order is in no checkpoint.
         store: a KVStore; by default the trainer's, if it was given one, or ``gp.kvstore.create("auto")``, which fits
             how the process was started.
         sync_batch_norm: convert the BatchNorm layers of the net, and of a loss that is a block, to SyncBatchNorm over
@@ -139,8 +142,9 @@ class Training(Loop):
     def __init__(self, parallel: DataParallel, *loaders: Any, **options: Any) -> None:
         self.devices, self._parallel = parallel.devices, parallel
         super().__init__(
-            *loaders, net=parallel.net, trainer=parallel.trainer, accumulate=parallel.accumulate, **options
-        )
+            *loaders, net=parallel.net, trainer=parallel.trainer, accumulate=parallel.accumulate,
+            batch_axis=parallel.batch_axis, **options,
+        )  # fmt: skip
         if self._survival is not None:
             self._survival.num_steps = self.num_steps  # of a run that continues
 
@@ -176,13 +180,34 @@ class Training(Loop):
     def outputs(self) -> list:
         return self._parallel.outputs
 
-    def _finish_updates(self) -> None:
-        kvstore.together(self.store, self._parallel.update)
+    def update(self) -> None:
+        """Update with the steps that were only accumulated, if any; all processes call it.
+
+        With ``accumulate=k``, the end of a pass over the first loader does it, and so do :meth:`end_epoch`, and
+        :meth:`evaluate` and :meth:`predict` outside of such a pass: what is measured is what is saved. An average of
+        the weights takes the last update of a pass in by one more ``average.update()`` behind the loop.
+
+        Raises:
+            NotFinite: a weight is NaN or infinite.
+        """
+        if self._parallel.has_accumulated:
+            kvstore.together(self.store, self._parallel.update)
+        else:  # without an exchange, which keeps the processes from being two such calls apart
+            self._parallel.update()
+
+    _finish_updates = update
+
+    def _finish_pass(self) -> None:
+        """The last update of a pass that broke off, or of steps without a loader; not in the middle of a pass."""
+        if not self.loaders or self.loaders[0].under_way is None:
+            self.update()
 
     @collective("training.evaluate()")
     def evaluate(self, loader: Any, metric: Any) -> list[tuple[str, float]]:
         """``gp.evaluate`` over the batches of all processes, for a loader of :func:`prepare`; all must call it."""
-        values = evaluate(self.net, loader, metric, self.devices, self.store)
+        self._finish_pass()
+        axis = self._parallel.batch_axis
+        values = evaluate(self.net, loader, metric, self.devices, self.store, batch_axis=axis)
         self._reseed()  # an evaluation draws numbers too, where a net has dropout
         return values
 
@@ -196,7 +221,8 @@ class Training(Loop):
 
         Returns:
             What the net returns for a batch, an array or nested tuples, lists and dicts of them, as NumPy arrays
-            (N, ...) with one row per sample of the data set. The net runs in prediction mode.
+            (N, ...) with one row per sample of the data set, or with the samples along the training's `batch_axis`. The
+            net runs in prediction mode.
 
         Raises:
             BatchMismatch: an output has no row per sample, or another shape in another batch; the loader leaves samples
@@ -215,7 +241,9 @@ class Training(Loop):
             >>> training.predict(test).tolist()
             [[0.0], [1.0], [2.0]]
         """
-        outputs = kvstore.together(self.store, lambda: predict(self.net, loader, self.devices, self.store), loader)
+        self._finish_pass()
+        arguments = self.net, loader, self.devices, self.store, self._parallel.batch_axis
+        outputs = kvstore.together(self.store, lambda: predict(*arguments), loader)
         self._reseed()
         return outputs
 

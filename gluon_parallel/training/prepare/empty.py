@@ -1,0 +1,79 @@
+"""Empty part of a batch: what a process without a sample of it gets, in the classes that the others get."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import numpy as np
+
+from ...compat import mx
+from ...errors import BatchMismatch
+
+
+class EmptyArray(mx.nd.NDArray):
+    """An ``mx.nd.NDArray`` of no samples.
+
+    MXNet takes a size of 0 as unknown, unless ``np_shape`` says that it is one. So what a script does with a batch
+    before the step runs under it here: copies to a device, casts, arithmetic with numbers and changes of the shape.
+    """
+
+    __slots__: list[str] = []
+
+    @staticmethod
+    def of(shape: tuple[int, ...], context: mx.Context, dtype: Any) -> EmptyArray:
+        """An array of that shape, in which a size is 0."""
+        with mx.util.np_shape(True):
+            array = mx.nd.empty(shape, context, dtype)
+        array.__class__ = EmptyArray
+        return array
+
+
+def _under_np_shape(name: str) -> Callable[..., Any]:
+    method = getattr(mx.nd.NDArray, name)
+
+    def call(self: EmptyArray, *arguments: Any, **options: Any) -> Any:
+        with mx.util.np_shape(True):
+            result = method(self, *arguments, **options)
+        if type(result) is mx.nd.NDArray and result.size == 0:
+            result.__class__ = EmptyArray
+        return result
+
+    return call
+
+
+for _name in ("as_in_context", "copyto", "copy", "astype", "reshape", "transpose", "swapaxes", "flatten", "squeeze",
+              "expand_dims", "slice_axis", "one_hot", "clip", "__getitem__", "__add__", "__radd__", "__sub__",
+              "__rsub__", "__mul__", "__rmul__", "__truediv__", "__rtruediv__", "__neg__"):  # fmt: skip
+    setattr(EmptyArray, _name, _under_np_shape(_name))
+
+
+def without_samples(batch: Any, batch_axis: int, where: str = "batch") -> Any:
+    """A batch of one sample without it: arrays of no samples, and empty lists in the place of lists of samples.
+
+    BatchMismatch: an array has not one sample, so nobody knows what an empty part of it is.
+    """
+    if isinstance(batch, (mx.nd.NDArray, np.ndarray)):
+        return _without_sample(batch, batch_axis, where)
+    if isinstance(batch, dict):
+        return {key: without_samples(part, batch_axis, f"{where}[{key!r}]") for key, part in batch.items()}
+    if not isinstance(batch, (list, tuple)):
+        return batch
+    is_field = where != "batch"  # a list within the batch has an array per sample, as gluoncv's Append makes them
+    if is_field and type(batch) is list and len(batch) == 1 and isinstance(batch[0], (mx.nd.NDArray, np.ndarray)):
+        return []
+    parts = [without_samples(part, batch_axis, f"{where}[{place}]") for place, part in enumerate(batch)]
+    return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+
+
+def _without_sample(array: Any, batch_axis: int, where: str) -> Any:
+    shape = array.shape
+    if shape[batch_axis : batch_axis + 1] != (1,):
+        raise BatchMismatch(
+            f"a batch has fewer samples than there are processes, and of its part without samples, read with one, "
+            f"{where} has the shape {shape}: no axis {batch_axis} of size 1, so it cannot be made empty. If another "
+            "axis counts samples, write batch_axis=...; otherwise leave this array out of the batch (make it in the "
+            "loop), or that batch: DataLoader(..., last_batch='discard')"
+        )
+    if isinstance(array, np.ndarray) or isinstance(array, mx.np.ndarray):
+        return array[(slice(None),) * batch_axis + (slice(0),)]
+    return EmptyArray.of((*shape[:batch_axis], 0, *shape[batch_axis + 1 :]), array.context, array.dtype)

@@ -1,0 +1,214 @@
+"""What gp.prepare hands out of a loader: its batches as they are, and each process's samples of them."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import gluon_parallel as gp
+import mxnet as mx
+from gluon_parallel.training.prepare.loaders import shard_loader
+from mxnet import gluon, nd
+
+NUM = 7
+
+
+def stacked(samples, axis=0):
+    return nd.array(np.stack(samples, axis))
+
+
+class Named(NamedTuple):
+    x: Any
+    y: Any
+
+
+# Functions of samples (number, vector of three, image of 2 + number rows), whose batches differ in kind
+BATCHIFY = {
+    "time-major": lambda samples: [stacked([vector for _, vector, _ in samples], axis=1)],
+    "one array per batch": lambda samples: (stacked([number for number, *_ in samples]), nd.arange(8).reshape((4, 2))),
+    "lists": lambda samples: ([nd.array(image) for *_, image in samples], [nd.array([one[0]]) for one in samples]),
+    "nested": lambda samples: {"x": Named(stacked([one[1] for one in samples]), [one[0] for one in samples]), "n": 5},
+    "NumPy": lambda samples: (np.stack([one[1] for one in samples]), np.array([one[0] for one in samples])),
+    "mx.np": lambda samples: mx.np.array([one[0] for one in samples]),
+}
+SAMPLES = [(float(n), np.arange(3.0) + n, np.full((2 + n, 2), float(n))) for n in range(NUM)]
+
+
+class Batchify:
+    """A function of `BATCHIFY` that workers can be sent."""
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def __call__(self, samples):
+        return BATCHIFY[self.kind](samples)
+
+
+def loader(kind, samples=SAMPLES, **options):
+    return gluon.data.DataLoader(samples, 4, batchify_fn=Batchify(kind), **options)
+
+
+def plain(data):
+    """A batch in lists and words that can be compared."""
+    if isinstance(data, (tuple, list)):
+        return [type(data).__name__, *map(plain, data)]
+    if isinstance(data, dict):
+        return {key: plain(value) for key, value in data.items()}
+    return [type(data).__name__, data.asnumpy().tolist()] if isinstance(data, nd.NDArray) else repr(data)
+
+
+@pytest.mark.parametrize("kind", BATCHIFY)
+def test_batches_are_those_that_the_loader_makes_of_a_processs_samples(kind):
+    whole = [plain(batch) for batch in loader(kind)]
+    net = gluon.nn.Dense(1, in_units=1)
+    net.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
+    _, alone = gp.prepare(net, gluon.loss.L2Loss(), gluon.Trainer(net.collect_params(), "sgd"), loader(kind))
+    assert [plain(batch) for batch in alone] == whole
+    for num_workers, sizes in ((2, ([2, 1], [2, 2])), (3, ([1, 1], [1, 1], [2, 1]))):
+        for rank, (first, second) in enumerate(sizes):
+            begin = sum(sizes[other][0] for other in range(rank)), 4 + sum(sizes[other][1] for other in range(rank))
+            mine = [SAMPLES[begin[0] : begin[0] + first], SAMPLES[begin[1] : begin[1] + second]]
+            part = shard_loader(loader(kind), rank, num_workers, seed=0)
+            assert [plain(batch) for batch in part] == [plain(BATCHIFY[kind](samples)) for samples in mine]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])  # those of the DataLoader, whose arrays are in shared memory
+def test_a_part_without_samples_is_empty_in_the_classes_of_the_others(num_workers):
+    def read(kind, batch_axis=0):
+        workers = 0 if kind == "mx.np" else num_workers  # of which MXNet's workers warn
+        data = loader(kind, SAMPLES[:1], num_workers=workers)
+        [batch] = shard_loader(data, 0, 2, seed=0, batch_axis=batch_axis)  # process 1 has the sample
+        return batch
+
+    [x] = read("time-major", batch_axis=1)
+    for made in (x, x.as_in_context(mx.cpu(1)), (x.astype("float32") / 255 - 1).copy()):
+        assert isinstance(made, nd.NDArray) and made.shape == (3, 0) and made.asnumpy().shape == (3, 0)
+    assert x.transpose().shape == (0, 3) and x[1].shape == (0,) and x.as_in_context(mx.cpu(1)).context == mx.cpu(1)
+    assert read("lists") == ([], [])
+    nested = read("nested")
+    assert type(nested["x"]) is Named and nested["x"].x.shape == (0, 3) and nested["n"] == 5
+    x, y = read("NumPy")
+    assert type(x) is type(y) is np.ndarray and x.shape == (0, 3) and y.shape == (0,)
+    empty = read("mx.np")
+    assert type(empty) is mx.np.ndarray and empty.shape == (0,)
+    with pytest.raises(
+        gp.errors.BatchMismatch, match=r"batch\[0\] has the shape \(3, 1\): no axis 0 of size 1.*batch_a"
+    ):
+        read("time-major")
+    with pytest.raises(gp.errors.BatchMismatch, match=r"batch\[1\] has the shape \(4, 2\): .*leave this array out of"):
+        read("one array per batch")
+
+
+def test_every_wrapper_of_loaders_knows_the_axis_of_a_part_without_samples():
+    net = gluon.nn.Dense(1, in_units=1)
+    net.initialize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    for made in (
+        gp.prepare(net, gluon.loss.L2Loss(), trainer, loader("time-major"), batch_axis=1)[1],
+        gp.Loop(loader("time-major"), batch_axis=1).loaders[0],
+        gp.survive(lambda x: None, net, trainer, loader("time-major"), batch_axis=1)[1],
+    ):
+        made.divide(0, 5)  # as after a loss; process 0 has none of four samples
+        assert [x.shape for [x] in made] == [(3, 0), (3, 0)]
+
+
+def test_an_iterator_of_mxnet_begins_anew_with_each_pass():
+    x, y = np.arange(7, dtype="float32").reshape(7, 1), np.zeros(7, "float32")
+    data = mx.io.NDArrayIter(x, y, 3, last_batch_handle="discard")
+    net = gluon.nn.Dense(1, in_units=1)
+    net.initialize()
+    training, train = gp.prepare(net, gluon.loss.L2Loss(), gluon.Trainer(net.collect_params(), "sgd"), data)
+    seen = []
+    for _ in training.epochs(3):
+        for batch in train:
+            training.step(batch.data[0], batch.label[0])
+            seen += batch.data[0].asnumpy().ravel().tolist()
+            if len(seen) == 9:
+                break  # in the second pass
+    assert seen == [0, 1, 2, 3, 4, 5, 0, 1, 2, 0, 1, 2, 3, 4, 5]
+
+
+class SplitSampler(gluon.data.Sampler):
+    """The samples of one process in any order, as many scripts have it."""
+
+    def __init__(self, length, num_parts, part):
+        self.numbers = np.random.RandomState(0).permutation(np.arange(length // num_parts)) + length // num_parts * part
+
+    def __iter__(self):
+        return iter(self.numbers)
+
+    def __len__(self):
+        return len(self.numbers)
+
+
+def test_a_data_set_that_is_a_processs_part_already_is_told_and_others_are_not(caplog):
+    data = gluon.data.SimpleDataset(list(range(11)))
+    strided = gluon.data.FilterSampler(lambda number: number % 3 == 1, data)
+    for part, words in (
+        (data.shard(3, 1), True),
+        (data.shard(3, 1).transform(lambda x: x + 1), True),
+        (data.transform(lambda x: x + 1).shard(3, 1).take(4), True),
+        (data.sample(SplitSampler(11, 3, 1)), True),
+        (data.sample(strided), True),
+        (data.take(4), False),
+        (data.shard(2, 1), False),
+        (data.filter(lambda number: number < 9), False),
+        (data, False),
+    ):
+        caplog.clear()
+        shard_loader(gluon.data.DataLoader(part, 2), 1, 3, seed=0)
+        assert ("process 1 of 3 looks like its part of a larger one" in caplog.text) == words, part
+        caplog.clear()
+        shard_loader(gluon.data.DataLoader(part, 2), 0, 1, seed=0)
+        assert not caplog.records
+    with pytest.raises(TypeError, match="cannot divide a DataLoader with a SplitSampler of its own among 3"):
+        shard_loader(gluon.data.DataLoader(data, 2, sampler=SplitSampler(11, 3, 1)), 1, 3, seed=0)
+
+
+@pytest.mark.parametrize("num_steps", [5, 4])  # of an epoch, whose updates are of 3 and of the rest; 4: it breaks off
+def test_what_an_epoch_scores_and_predicts_is_what_its_best_checkpoint_holds(num_steps, tmp_path, rng):
+    x, y = nd.array(rng.standard_normal((10, 2))), nd.array(rng.standard_normal((10, 1)))
+    net = gluon.nn.Dense(1, in_units=2)
+    net.initialize(mx.init.Xavier(), ctx=[mx.cpu(0), mx.cpu(1)])
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    average, run = gp.ExponentialMovingAverage(net, trainer, decay=0.5), gp.Run(tmp_path)
+    loaders = [gluon.data.DataLoader(gluon.data.ArrayDataset(x, y), size) for size in (2, 5)]
+    training, train, test = gp.prepare(
+        net, gluon.loss.L2Loss(), trainer, *loaders, accumulate=3, run=run, saved={"average": average}
+    )
+    for epoch in training.epochs(2):
+        for inputs, labels in train:
+            training.step(inputs, labels)
+            average.update()
+            if training.step_in_epoch == 2:  # in the middle of a pass an evaluation changes nothing
+                training.evaluate(test, "mse")
+                assert trainer.optimizer.num_update == 2 * epoch
+            if training.step_in_epoch == num_steps == 4:
+                break
+        if num_steps == 5:
+            with average.applied():
+                training.evaluate(test, "mse")
+        [(_, scored)] = training.evaluate(test, "mse")
+        predicted = training.predict(test)
+        average.update()
+        assert trainer.optimizer.num_update == average.num_updates == 2 * (epoch + 1)
+        training.end_epoch(score=epoch)
+    best = gluon.nn.Dense(1, in_units=2)
+    best.initialize()
+    gp.checkpoint.load(run.folder / "best.npz", best)
+    outputs = best(x).asnumpy()  # float32, in other batches
+    np.testing.assert_allclose(outputs, predicted, rtol=1e-6, atol=1e-6)
+    assert ((outputs - y.asnumpy()) ** 2).mean() == pytest.approx(scored, rel=1e-5)
+
+
+def test_steps_without_a_loader_are_updated_with_before_they_are_measured():
+    net = gluon.nn.Dense(1, in_units=1)
+    net.initialize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    training = gp.prepare(net, gluon.loss.L2Loss(), trainer, accumulate=3)
+    data = [(nd.ones((1, 1)), nd.ones(1))]
+    measures = training.update, lambda: training.evaluate(data, "mse"), lambda: training.predict(data)
+    for number, measure in enumerate((*measures, training.end_epoch), 1):
+        training.step(nd.ones((2, 1)), nd.ones((2, 1)))
+        measure()
+        assert trainer.optimizer.num_update == number
