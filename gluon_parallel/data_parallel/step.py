@@ -8,7 +8,7 @@ from typing import Any, Callable
 from ..allreduce.gradients import trainable
 from ..compat import mx
 from ..compat.array_types import Nested, as_current, as_tuple
-from ..device_threads.thread import acting_as, device_of
+from ..device_threads.thread import acting_as
 from ..kvstore.contract import contract, is_distributed
 from ..nn import convert_by_default, participants, say_what_was_converted
 from ..nn.blocks import net_and_loss
@@ -17,6 +17,7 @@ from ..nn.sync_batch_norm.sync_group import SyncGroup
 from ..sample_loss import LossPerSample
 from ..split import as_devices, cut, map_arrays, num_samples, shard_sizes
 from . import checks, first_step
+from .custom_split import check_shards
 from .hooked_sum import connect
 from .losses import LossOfParts
 from .precision import LossScaling, refuse_unsupported
@@ -157,8 +158,9 @@ class DataParallel(TrainingStep):
             that part of the weights, which all others then get (ZeRO stage 1, PyTorch's ``ZeroRedundancyOptimizer``).
             The weights are the same. After a step, only the part of a gradient that a process owns is defined there.
             Over the store ``mpi``, and over the devices of one process; see ``docs/howto/memory.md``.
-        split: ``split(data, devices)`` returns at most one shard per device, each nested like `data`; by default
-            :func:`split_and_load` along `batch_axis`. The gradient is the same whatever goes where.
+        split: ``split(data, devices)`` returns at most one shard per device, each nested like `data`, which together
+            have every sample once; by default :func:`split_and_load` along `batch_axis`. The gradient is the same
+            whatever goes where.
 
     Attributes:
         num_samples: of the last step, in this process.
@@ -239,8 +241,9 @@ class DataParallel(TrainingStep):
 
         Raises:
             BatchMismatch: the batch is empty or None and no other process has samples, inputs and labels differ in
-                length, the loss has another length than its shard, or it is a single value and there is no `reduction`;
-                in the first step, a label of ``SoftmaxCrossEntropyLoss`` is no class. Nothing has been updated then.
+                length, `split` has lost or added samples, the loss has another length than its shard, or it is a single
+                value and there is no `reduction`; in the first step, a label of ``SoftmaxCrossEntropyLoss`` is no
+                class. Nothing has been updated then.
             GradientUnavailable: called while MXNet records: a step records by itself; the loss did not reach a
                 parameter.
             NotFinite: a weight is NaN or infinite since one of the 17 updates before; names the parameter and the
@@ -258,8 +261,7 @@ class DataParallel(TrainingStep):
             sizes = shard_sizes(num, len(self.devices))
             return cut(batch, sizes, self.devices, self.batch_axis), sizes, self.devices[: len(sizes)]
         shards = self._split(batch, self.devices)
-        sizes = [num_samples(shard, self.batch_axis, names=_NAMES) for shard in shards]
-        return shards, sizes, [device_of(shard, number) for number, shard in enumerate(shards)]
+        return check_shards(shards, num, self.devices, self.batch_axis, _NAMES)
 
     def _prepare(self, shards: tuple[list, list[int], list[mx.Context]] | None) -> Update:
         processes = getattr(self.trainer._kvstore, "ranks", None)
