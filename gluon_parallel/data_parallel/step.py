@@ -8,8 +8,9 @@ from typing import Any, Callable
 from ..allreduce.gradients import trainable
 from ..compat import mx
 from ..compat.array_types import Nested, as_current, as_tuple
-from ..device_threads.thread import acting_as
+from ..device_threads.thread import acting_as, call_from
 from ..kvstore.contract import contract, is_distributed
+from ..loss_checks import check_loss
 from ..nn import convert_by_default, participants, say_what_was_converted
 from ..nn.blocks import net_and_loss
 from ..nn.sync_batch_norm.participants import groups_of, start_anew
@@ -243,7 +244,7 @@ class DataParallel(TrainingStep):
             BatchMismatch: the batch is empty or None and no other process has samples, inputs and labels differ in
                 length, `split` has lost or added samples, the loss has another length than its shard, or it is a single
                 value and there is no `reduction`; in the first step, a label of ``SoftmaxCrossEntropyLoss`` is no
-                class. Nothing has been updated then.
+                class, or the loss divides by the samples of its own device. Nothing has been updated then.
             GradientUnavailable: called while MXNet records: a step records by itself; the loss did not reach a
                 parameter.
             NotFinite: a weight is NaN or infinite since one of the 17 updates before; names the parameter and the
@@ -304,6 +305,9 @@ class DataParallel(TrainingStep):
             groups = groups_of(self._blocks)  # those of a graph are known once it has run
             names = frozenset(map(str, self.devices))
             self._groups = groups if all(group.devices() == names for group in groups) else None
+            inputs, labels = shards[0]
+            checked = self.loss, as_tuple(returned[id(inputs)]), labels, sizes[0], self._reduction
+            call_from(devices[0], check_loss, *checked, len(self._parts), scaler is not None, self.batch_axis)
         self._is_converted, self._has_checked_labels = False, True
         self.outputs = [returned[id(inputs)] for inputs, _ in shards]
         return mean
