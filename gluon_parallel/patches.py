@@ -24,6 +24,7 @@ class Patch(NamedTuple):
 REPLACEMENTS = [  # called with the same arguments
     Patch(mx.kvstore, "create", factory.create),
     Patch(mx.nd, "CachedOp", executor.executor),  # where Gluon's blocks look it up when they build a graph
+    Patch(mx.gluon.Parameter, "__setstate__", gradients.restore),  # which MXNet has not
 ]
 # Called as wrapper(function, *arguments).
 WRAPPERS = [
