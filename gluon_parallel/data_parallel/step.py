@@ -103,10 +103,10 @@ class TrainingStep:
         return mean
 
     def _make_update(
-        self, trainer: mx.gluon.Trainer, shapes_from: Any, compared: Nested | None, num_parts: int, words: str
+        self, trainer: mx.gluon.Trainer, run: Any, compared: Nested | None, num_parts: int, words: str
     ) -> None:
         """Give all processes the same weights, and make the update; the arguments are those of what this calls."""
-        first_step.broadcast_weights(self.net, trainer, shapes_from)
+        first_step.broadcast_weights(self._blocks, trainer, run)
         store = trainer._kvstore
         self._losses = LossOfParts(self._parts, store) if self._parts else LossPerSample(self._reduction)
         self._update = Update(self._blocks, trainer, self._losses, self.loss_scaling, compared, self._update_options)
@@ -270,9 +270,10 @@ class DataParallel(TrainingStep):
             self.loss_scaling.restart()
             if self._converts:  # before the net runs: a resumed run repeats its steps bit for bit
                 self._is_converted = convert_by_default(self.net, self.devices)
-            first = shards and shards[0][0]
+            first = shards[0][0] if shards else None
             compared = first if self.warns_of_equal_batches else None
-            self._make_update(self.trainer, first, compared, len(self.devices), checks.OF_SHARDS)
+            run = None if first is None else lambda: self._show_shapes(*first)
+            self._make_update(self.trainer, run, compared, len(self.devices), checks.OF_SHARDS)
             self._processes = getattr(self.trainer._kvstore, "ranks", None)
         if self.accumulate > 1:
             for parameter in trainable(self.trainer):  # in every step: one that was frozen comes back with "write"
@@ -280,6 +281,12 @@ class DataParallel(TrainingStep):
                     parameter.grad_req = "add"
         assert self._update is not None
         return self._update
+
+    def _show_shapes(self, inputs: tuple, labels: tuple) -> None:
+        """Run the net once, and the loss if it has layers that wait for their shapes."""
+        outputs = self.net(*inputs)
+        if any(parameter._deferred_init for parameter in self._blocks.collect_params().values()):
+            self.loss(*as_tuple(outputs), *labels)
 
     def _run(self, cut_batch: tuple[list, list[int], list[mx.Context]], num: int) -> mx.nd.NDArray:
         shards, sizes, devices = cut_batch

@@ -256,7 +256,8 @@ class Pipeline(TrainingStep):
             if inputs:
                 self._finish_initialization(cut(inputs, 0, 1, self.batch_axis))
             num_parts = self.num_micro_batches * len(self.replicas)
-            self._make_update(self._trainer, None, inputs, num_parts, checks.OF_MICRO_BATCHES)
+            run = (lambda: None) if inputs else None  # the stages' shapes are known by now
+            self._make_update(self._trainer, run, inputs, num_parts, checks.OF_MICRO_BATCHES)
             if self.recompute and contract(self._trainer._kvstore).rank == 0:
                 checks.warn_of_recomputation(pass_counts(self.stages, self.num_micro_batches), self.num_micro_batches)
         self._place()
