@@ -154,7 +154,7 @@ class DataParallel(TrainingStep):
             NDArray for each gradient of the bucket, the same on all processes. None: exact sums.
         reduction: ``"mean"`` or ``"sum"``, for a loss that returns a single value per device: the mean (in which every
             sample counts the same) or the sum over that device's samples. None for one value per sample; a single
-            value for several samples is then refused, because it might be either.
+            value is then refused, because it might be either.
         shard_optimizer: keep on every device of every process only its part of the optimizer's state, and update only
             that part of the weights, which all others then get (ZeRO stage 1, PyTorch's ``ZeroRedundancyOptimizer``).
             The weights are the same. After a step, only the part of a gradient that a process owns is defined there.
