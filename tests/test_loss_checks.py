@@ -1,5 +1,8 @@
 """The check of a loss in the first step: what devices cannot add up is refused alike on any number of them."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -104,6 +107,21 @@ def test_with_a_word_one_sample_per_device_trains_as_one_device(num_devices):
         return ((output.mean(axis=1) - label) ** 2).sum()
 
     wanted, got = (trained(loss, [3, 2], num, reduction="sum") for num in (1, num_devices))
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)  # float32
+
+
+@pytest.mark.parametrize("num_devices", [2, 3])
+def test_the_loss_of_parts_that_the_page_shows_trains_as_on_one_device(num_devices):
+    page = (Path(__file__).parents[1] / "docs" / "howto" / "from_gluoncv.md").read_text("utf-8")
+    [shown] = re.findall(r"^```py\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    names = {"gluon": gluon}
+    exec(shown, names)
+
+    class Loss(names["HeatmapLoss"]):
+        def __call__(self, output, label):
+            return super().__call__(output, nd.broadcast_like(label.expand_dims(1), output) > 1)
+
+    wanted, got = (trained(Loss(), [3, 6], num) for num in (1, num_devices))
     np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)  # float32
 
 

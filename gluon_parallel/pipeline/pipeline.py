@@ -282,12 +282,13 @@ class Pipeline(TrainingStep):
             for task in launching_order(order, counts):
                 for flow in flows:
                     flow.launch(task)
+        mean = step_loss.mean()
         if not self._has_checked_loss and step_loss.first is not None:
             scaled = getattr(self._trainer, "_amp_loss_scaler", None) is not None
             checked = self._loss, *step_loss.first, self._reduction, len(self._parts), scaled, self.batch_axis
             call_from(self.replicas[0][-1], check_gradient, *checked)
             self._has_checked_loss = True
-        return step_loss.mean()
+        return mean
 
 
 class _Stages(mx.gluon.Block):
