@@ -113,7 +113,8 @@ class LossPerSample:
             return 1
         raise BatchMismatch(
             f"{where}; expected one value per sample (first axis), or a single value, their mean or sum: pass "
-            'reduction="mean" or reduction="sum" beside the loss'
+            'reduction="mean" or reduction="sum" beside the loss. One that divides by a number of its own, such as '
+            "positives, is neither: return pairs (sum, count), see `parts` of gp.DataParallel"
         )
 
 

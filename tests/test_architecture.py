@@ -21,7 +21,7 @@ PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text("utf-8")
 LAYERS = [
     ["errors", "native", "cuda", "cores", "compat", "device_threads", "engine"],
     ["devices", "split", "allreduce", "archive", "sample_loss"],
-    ["kvstore"],
+    ["kvstore", "loss_checks"],
     ["launch_engines", "communication_hooks"],
     ["nn"],
     ["data_parallel", "asynchronous", "metrics"],

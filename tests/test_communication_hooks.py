@@ -11,7 +11,7 @@ from gluon_parallel.communication_hooks import BucketStore, GradientBucket, Powe
 from gluon_parallel.communication_hooks.power_sgd import as_matrix, orthonormal_rows
 from mxnet import gluon, nd
 
-CHECKS = checks("communication_hook_checks", "step_checks")
+CHECKS = checks("communication_hook_checks", "step_checks", "net_checks")
 SLOW = "random_programs", "built_in_hooks", "sharded_optimizer"
 ON_SERVERS = [check for check in CHECKS if "train_in_numpy" in check]  # which keep a key for good
 QUICK = [check for check in CHECKS if not any(words in check for words in SLOW)]

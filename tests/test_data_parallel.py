@@ -1,3 +1,6 @@
+import pickle
+from copy import deepcopy
+
 import numpy as np
 import pytest
 from step_checks import Loss
@@ -150,13 +153,14 @@ def test_steps_over_devices_are_sgd_with_the_whole_batch(dtype, num_devices, opt
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_shards_of_one_sample_need_no_word_and_larger_ones_are_refused_and_nothing_is_updated(reduction):
-    one, run = Run("float64", 1), Run("float64", 3)
+@pytest.mark.parametrize("size", [3, 4])
+def test_a_loss_of_one_value_without_a_word_is_refused_and_nothing_is_updated(reduction, size):
+    run = Run("float64", 3)
+    before = run.weights()
     run.parallel.loss = reduced(run.loss, reduction)
-    assert run.train([3]) == pytest.approx(one.train([3]), rel=1e-10)
-    with pytest.raises(gp.errors.BatchMismatch, match=r'2 samples on .pu\(0\).*reduction="mean".*reduction="sum"'):
-        run.train([4])
-    assert_alike(run.weights(), one.weights(), "float64")
+    with pytest.raises(gp.errors.BatchMismatch, match=r'\w+ samples .*.pu\(0\)|two samples.*reduction="sum"'):
+        run.train([size])
+    assert_alike(run.weights(), before, "float64")
 
 
 def test_a_parameter_that_is_trained_again_is_accumulated_like_the_others():
@@ -291,6 +295,20 @@ def test_what_cannot_be_trained_is_refused_and_nothing_is_updated(message, wrong
     with pytest.raises(kinds, match=message):
         made(net, num, **wrong, **({"devices": to} if to else {})).step(*batch)
     np.testing.assert_array_equal(net.bias.list_data()[0].asnumpy(), 0)
+
+
+@pytest.mark.parametrize("copied", [deepcopy, lambda net: pickle.loads(pickle.dumps(net))], ids=["copy", "pickle"])
+def test_a_copy_of_a_net_trains_on_the_same_devices_and_its_original_stays(copied):
+    net = gluon.nn.Dense(2, in_units=4)
+    net.initialize(mx.init.One(), ctx=cpus(2))
+    other = copied(net)
+    trainer = gluon.Trainer(other.collect_params(), "sgd", {"learning_rate": 1.0})
+    step = gp.DataParallel(other, gluon.loss.L2Loss(), trainer)
+    assert step.devices == cpus(2)
+    step(X, Y)  # outputs of 4, halved by the mean over two of them
+    assert [array.asnumpy().tolist() for array in other.weight.list_data()] == [[[-1.0] * 4] * 2] * 2
+    assert [array.ctx for array in other.weight.list_data()] == cpus(2)
+    assert (net.weight.data().asnumpy() == 1).all()
 
 
 def test_weights_of_grouped_convolutions_are_trained_and_compared_whatever_their_memory_layout():

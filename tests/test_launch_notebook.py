@@ -62,11 +62,11 @@ TRAIN = """
 
     frozen = gluon.nn.Dense(2, in_units=2)
     frozen.initialize(mx.init.One())
+    net = gluon.nn.Dense(3, in_units=5)
+    net.initialize(mx.init.One())
+    net.cast("float64")
 
     def train(lr, images, labels):
-        net = gluon.nn.Dense(3, in_units=5)
-        net.initialize(mx.init.One())
-        net.cast("float64")
         trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": lr})
         loader = gluon.data.DataLoader(gluon.data.ArrayDataset(images, labels), batch_size=SIZE)
         training, loader = gp.prepare(net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer, loader)
@@ -90,6 +90,7 @@ def test_a_function_of_a_cell_trains_in_two_processes_as_in_one_with_a_copy_of_a
     assert [type(told) is notebook["Told"] for told in together] == [True, True]
     assert [told.rank for told in together] == [0, 1]
     assert np.abs(alone.weight - 1).max() > 0.1
+    assert (notebook["net"].weight.data().asnumpy() == 1).all()
     for told in together:  # sums of float64 in another order
         np.testing.assert_allclose(told.weight, alone.weight, rtol=1e-12, atol=1e-14)
 

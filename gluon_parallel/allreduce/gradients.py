@@ -14,7 +14,7 @@ from typing import Any, Callable
 import numpy as np
 
 from ..compat import mx
-from ..compat.array_types import as_legacy, set_zero
+from ..compat.array_types import as_legacy, set_zero, to_device
 from ..engine import push, view
 from ..errors import GradientUnavailable
 
@@ -203,6 +203,18 @@ def register(make_gradients: Callable[..., None], parameter: mx.gluon.Parameter,
         parameter.shape = parameter._data[0].shape
     summed.discard(parameter)
     _parameters.update((id(array), parameter) for array in (*(parameter._grad or ()), *(parameter._data or ())))
+
+
+def restore(parameter: mx.gluon.Parameter, state: dict[str, Any]) -> None:
+    """Make a parameter of a pickle, or a copy, of another one; its gradients are new ones of zero.
+
+    MXNet's pickles of arrays do not say that one array is another's gradient, so nothing could go backward to them, and
+    have the arrays of all CPU devices on the first one.
+    """
+    vars(parameter).update(state)
+    if parameter._data is not None:
+        parameter._data = [to_device(one, device) for one, device in zip(parameter._data, parameter._ctx_list)]
+        parameter._init_grad()
 
 
 def wait(parameters: Iterable[mx.gluon.Parameter]) -> None:

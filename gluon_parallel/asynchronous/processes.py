@@ -175,12 +175,15 @@ class Served(MeanGradient):
         self.store, self.clip_global_norm = store, clip_global_norm
         params = dict(optimizer_params or {})
         params["learning_rate"] = params.get("learning_rate", 0.01) / store.num_workers
-        for key, parameter in enumerate(self._trained):
+        self._others = [one for one in net.collect_params().values() if one.grad_req == "null"]
+        for key, parameter in enumerate((*self._trained, *self._others)):
             store.init(key, parameter.list_data()[0])
         self._clock = mx.nd.zeros(1 + store.num_workers * (MOST + 1), ctx=mx.cpu())  # as it was pulled last
         store.init(CLOCK, self._clock)
         store.set_optimizer(Counting(mx.optimizer.create(optimizer, **params)))
         self.pull()
+        for key, parameter in enumerate(self._others, len(self._trained)):
+            self.store.pull(key, out=parameter.list_data(), priority=-key)
 
     @property
     def staleness(self) -> Staleness:

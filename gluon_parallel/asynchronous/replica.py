@@ -8,6 +8,7 @@ import numpy as np
 from ..compat import mx
 from ..compat.array_types import as_tuple, set_zero
 from ..errors import AsynchronousUnsupported, GradientUnavailable
+from ..loss_checks import check_loss
 from ..nn.blocks import blocks_of
 from ..sample_loss import LossPerSample
 from ..split import num_samples, split_and_load
@@ -30,20 +31,28 @@ class MeanGradient:
         _refuse_sync_batch_norm(net)
         self.net, self.loss, self.devices, self._losses = net, loss, devices, LossPerSample(reduction)
         self._trained = [one for one in net.collect_params().values() if one.grad_req != "null"]
+        self._reduction, self._has_checked_loss = reduction, False
 
     def run(self, batch: Any) -> tuple[Any, int]:
         """The mean loss over a batch and the number of its samples; the devices' gradients add up to its gradient."""
         batch = tuple(as_tuple(part) for part in batch)
         count, shards = num_samples(batch), split_and_load(batch, self.devices)
         sizes = [num_samples(shard) for shard in shards]
-        mean = self._losses.backward(self._run, shards, sizes, self.devices[: len(shards)], 1 / count)
+        calls: list[tuple[tuple, tuple]] = []  # of the loss
+
+        def run(inputs: tuple, labels: tuple) -> Any:
+            outputs = as_tuple(self.net(*inputs))
+            calls.append((outputs, labels))
+            return self.loss(*outputs, *labels)
+
+        mean = self._losses.backward(run, shards, sizes, self.devices[: len(shards)], 1 / count)
+        if not self._has_checked_loss:
+            check_loss(self.loss, *calls[0], sizes[0], self._reduction, has_scale=True)
+            self._has_checked_loss = True
         for parameter in self._trained:
             for gradient in parameter.list_grad()[len(shards) :]:
                 set_zero(gradient)  # a device without samples
         return mean, count
-
-    def _run(self, inputs: tuple, labels: tuple) -> Any:
-        return self.loss(*as_tuple(self.net(*inputs)), *labels)
 
 
 class Replica(MeanGradient):

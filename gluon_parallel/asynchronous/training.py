@@ -244,6 +244,7 @@ class Asynchronous:
         if self._threads is None:
             for replica in self._replicas:
                 replica.prepare(head[0])
+                replica.set_statistics(self._replicas[0].get_statistics())  # and what is frozen
             store = self._new_store(self._replicas[0].get_weights())
             if self._restored is not None:
                 self._fill(store, self._restored)

@@ -1,4 +1,4 @@
-"""Preparation of the first step: the trainer's store (NCCL or our sums), and the same weights on all processes."""
+"""Preparation of the first step: the trainer's store (NCCL or our sums), and the same net on all processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from .. import kvstore
 from ..compat import mx
 from ..engine import make_plain
 from ..errors import GradientUnavailable
-from ..kvstore.contract import contract
+from ..kvstore.collective import committing
+from ..kvstore.contract import contract, state_of
+from ..kvstore.handshake import signature
+
+_SAME_ORDER = (
+    "gluon.Trainer numbers parameters by their names. Make the same layers in the same order on every process, or name "
+    "them (prefix='encoder_')"
+)
 
 
 def update_on_devices(trainer: mx.gluon.Trainer) -> mx.kv.KVStoreBase | str | None:
@@ -58,24 +65,76 @@ def make_parameters(parameters: Sequence[mx.gluon.Parameter], run: Callable[[], 
         with mx.autograd.pause():
             run()
         # oneDNN has laid weights out anew for that, and ps-lite cannot send such.
-        make_plain(*(array for parameter in parameters for array in parameter.list_data()))
+        make_plain(*(array for one in parameters if one._data is not None for array in one.list_data()))
 
 
-def broadcast_weights(net: mx.gluon.Block, trainer: mx.gluon.Trainer, shard: tuple[tuple, tuple] | None) -> None:
-    """Copy process 0's weights to all processes, before the first gradients; a trainer alone does it after them.
+def broadcast_weights(net: mx.gluon.Block, trainer: mx.gluon.Trainer, run: Callable[[], object] | None) -> None:
+    """Copy process 0's values to all processes, before the first gradients: those of the trainer, and of all the net.
 
-    `shard`, the first (inputs, labels), or None without samples, shows parameters their shapes.
+    ``run()``, a forward pass, shows parameters their shapes; None: there are no samples. A trainer alone sends its
+    parameters after the first gradients, and knows no others.
     """
-    if shard is None and any(parameter._deferred_init for parameter in trainer._params):
+    parameters = [*trainer._params, *outside(net, trainer).values()]
+    if run is None and any(parameter._deferred_init for parameter in parameters):
         raise GradientUnavailable(
             "the first step has no samples here, and the net's parameters do not know their shapes yet; "
             "state every layer's in_units or in_channels"
         )
-    make_parameters(trainer._params, lambda: shard and net(*shard[0]))
+    make_parameters(parameters, run or (lambda: None))
     if not trainer._kv_initialized:
         trainer._init_kvstore()
     describe = contract(trainer._kvstore).describe
     for number, parameter in enumerate(trainer._params):
+        parameter.list_data()  # MXNet's error, where the forward pass has not reached it
         describe(number, parameter.name)  # by these numbers a trainer exchanges gradients
     if trainer._kvstore is not None:
         trainer._init_params()
+        survival = committing(trainer)
+        if survival is None or not survival.num_updates:  # after a loss the values of all are equal already
+            broadcast_others(net, trainer, trainer._kvstore)
+
+
+def broadcast_others(net: mx.gluon.Block, trainer: mx.gluon.Trainer, store: mx.kv.KVStoreBase) -> None:
+    """Compare the net's parameters over the processes, and copy process 0's values of those outside of the trainer.
+
+    A trainer exchanges by the order of its parameters' names, which Gluon numbers as layers are made. So layers that a
+    process makes in another order would be trained with the gradients of others.
+
+    Raises:
+        WorkersDiffer: on another process, another parameter has the same number in the trainer, or another shape.
+    """
+    ours = contract(store)
+    if ours.num_workers == 1:
+        return
+    names, others = _names(net), outside(net, trainer).values()
+    held = [f"{_said(one, names)} as the trainer's parameter {number}" for number, one in enumerate(trainer._params)]
+    ours.agree([*held, *(f"{_said(one, names)} outside of the trainer" for one in others)], _SAME_ORDER)
+    for one in others:
+        if one._data is not None:
+            key = next(state_of(ours).new_keys)
+            ours.describe(key, one.name)
+            copies = one.list_data()
+            store.broadcast(key, copies[0], copies)
+
+
+def outside(net: mx.gluon.Block, trainer: mx.gluon.Trainer) -> dict[int, mx.gluon.Parameter]:
+    """The net's parameters that the trainer does not hold, by their identity."""
+    held = {id(parameter) for parameter in trainer._params}
+    every = (*net._collect_params_with_prefix().values(), *net.collect_params().values())
+    return {id(parameter): parameter for parameter in every if id(parameter) not in held}
+
+
+def _names(net: mx.gluon.Block) -> dict[int, str]:
+    """Where each parameter is in the net, by its identity; one that several layers share has several places."""
+    places: dict[int, list[str]] = {}
+    for name, parameter in net._collect_params_with_prefix().items():
+        places.setdefault(id(parameter), []).append(name)
+    for number, parameter in enumerate(net.collect_params().values()):  # those that are no attribute of a block
+        places.setdefault(id(parameter), [f"parameter {number}"])
+    return {identity: ", ".join(found) for identity, found in places.items()}
+
+
+def _said(parameter: mx.gluon.Parameter, names: dict[int, str]) -> str:
+    """What this process holds, in words that another one's are compared with."""
+    values = signature(parameter.list_data()) if parameter._data is not None else "without values"
+    return f"hold {names.get(id(parameter), 'one of another net')} {values}"

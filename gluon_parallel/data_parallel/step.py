@@ -8,8 +8,9 @@ from typing import Any, Callable
 from ..allreduce.gradients import trainable
 from ..compat import mx
 from ..compat.array_types import Nested, as_current, as_tuple
-from ..device_threads.thread import acting_as, device_of
+from ..device_threads.thread import acting_as, call_from
 from ..kvstore.contract import contract, is_distributed
+from ..loss_checks import check_loss
 from ..nn import convert_by_default, participants, say_what_was_converted
 from ..nn.blocks import net_and_loss
 from ..nn.sync_batch_norm.participants import groups_of, start_anew
@@ -17,6 +18,7 @@ from ..nn.sync_batch_norm.sync_group import SyncGroup
 from ..sample_loss import LossPerSample
 from ..split import as_devices, cut, map_arrays, num_samples, shard_sizes
 from . import checks, first_step
+from .custom_split import check_shards
 from .hooked_sum import connect
 from .losses import LossOfParts
 from .precision import LossScaling, refuse_unsupported
@@ -106,10 +108,10 @@ class TrainingStep:
         return mean
 
     def _make_update(
-        self, trainer: mx.gluon.Trainer, shapes_from: Any, compared: Nested | None, num_parts: int, words: str
+        self, trainer: mx.gluon.Trainer, run: Any, compared: Nested | None, num_parts: int, words: str
     ) -> None:
         """Give all processes the same weights, and make the update; the arguments are those of what this calls."""
-        first_step.broadcast_weights(self.net, trainer, shapes_from)
+        first_step.broadcast_weights(self._blocks, trainer, run)
         store = trainer._kvstore
         self._losses = LossOfParts(self._parts, store) if self._parts else LossPerSample(self._reduction)
         self._update = Update(self._blocks, trainer, self._losses, self.loss_scaling, compared, self._update_options)
@@ -157,13 +159,14 @@ class DataParallel(TrainingStep):
             NDArray for each gradient of the bucket, the same on all processes. None: exact sums.
         reduction: ``"mean"`` or ``"sum"``, for a loss that returns a single value per device: the mean (in which every
             sample counts the same) or the sum over that device's samples. None for one value per sample; a single
-            value for several samples is then refused, because it might be either.
+            value is then refused, because it might be either.
         shard_optimizer: keep on every device of every process only its part of the optimizer's state, and update only
             that part of the weights, which all others then get (ZeRO stage 1, PyTorch's ``ZeroRedundancyOptimizer``).
             The weights are the same. After a step, only the part of a gradient that a process owns is defined there.
             Over the store ``mpi``, and over the devices of one process; see ``docs/howto/memory.md``.
-        split: ``split(data, devices)`` returns at most one shard per device, each nested like `data`; by default
-            :func:`split_and_load` along `batch_axis`. The gradient is the same whatever goes where.
+        split: ``split(data, devices)`` returns at most one shard per device, each nested like `data`, which together
+            have every sample once; by default :func:`split_and_load` along `batch_axis`. The gradient is the same
+            whatever goes where.
 
     Attributes:
         num_samples: of the last step, in this process.
@@ -244,8 +247,9 @@ class DataParallel(TrainingStep):
 
         Raises:
             BatchMismatch: the batch is empty or None and no other process has samples, inputs and labels differ in
-                length, the loss has another length than its shard, or it is a single value and there is no `reduction`;
-                in the first step, a label of ``SoftmaxCrossEntropyLoss`` is no class. Nothing has been updated then.
+                length, `split` has lost or added samples, the loss has another length than its shard, or it is a single
+                value and there is no `reduction`; in the first step, a label of ``SoftmaxCrossEntropyLoss`` is no
+                class, or the loss divides by the samples of its own device. Nothing has been updated then.
             GradientUnavailable: called while MXNet records: a step records by itself; the loss did not reach a
                 parameter.
             NotFinite: a weight is NaN or infinite since one of the 17 updates before; names the parameter and the
@@ -263,8 +267,7 @@ class DataParallel(TrainingStep):
             sizes = shard_sizes(num, len(self.devices))
             return cut(batch, sizes, self.devices, self.batch_axis), sizes, self.devices[: len(sizes)]
         shards = self._split(batch, self.devices)
-        sizes = [num_samples(shard, self.batch_axis, names=_NAMES) for shard in shards]
-        return shards, sizes, [device_of(shard, number) for number, shard in enumerate(shards)]
+        return check_shards(shards, num, self.devices, self.batch_axis, _NAMES)
 
     def _prepare(self, shards: tuple[list, list[int], list[mx.Context]] | None) -> Update:
         processes = getattr(self.trainer._kvstore, "ranks", None)
@@ -272,9 +275,10 @@ class DataParallel(TrainingStep):
             self.loss_scaling.restart()
             if self._converts:  # before the net runs: a resumed run repeats its steps bit for bit
                 self._is_converted = convert_by_default(self.net, self.devices)
-            first = shards and shards[0][0]
+            first = shards[0][0] if shards else None
             compared = first if self.warns_of_equal_batches else None
-            self._make_update(self.trainer, first, compared, len(self.devices), checks.OF_SHARDS)
+            run = None if first is None else lambda: self._show_shapes(*first)
+            self._make_update(self.trainer, run, compared, len(self.devices), checks.OF_SHARDS)
             self._processes = getattr(self.trainer._kvstore, "ranks", None)
         if self.accumulate > 1:
             for parameter in trainable(self.trainer):  # in every step: one that was frozen comes back with "write"
@@ -282,6 +286,12 @@ class DataParallel(TrainingStep):
                     parameter.grad_req = "add"
         assert self._update is not None
         return self._update
+
+    def _show_shapes(self, inputs: tuple, labels: tuple) -> None:
+        """Run the net once, and the loss if it has layers that wait for their shapes."""
+        outputs = self.net(*inputs)
+        if any(parameter._deferred_init for parameter in self._blocks.collect_params().values()):
+            self.loss(*as_tuple(outputs), *labels)
 
     def _run(self, cut_batch: tuple[list, list[int], list[mx.Context]], num: int) -> mx.nd.NDArray:
         shards, sizes, devices = cut_batch
@@ -307,6 +317,9 @@ class DataParallel(TrainingStep):
             groups = groups_of(self._blocks)  # those of a graph are known once it has run
             names = frozenset(map(str, self.devices))
             self._groups = groups if all(group.devices() == names for group in groups) else None
+            inputs, labels = shards[0]
+            checked = self.loss, as_tuple(returned[id(inputs)]), labels, sizes[0], self._reduction
+            call_from(devices[0], check_loss, *checked, len(self._parts), scaler is not None, self.batch_axis)
         self._is_converted, self._has_checked_labels = False, True
         self.outputs = [returned[id(inputs)] for inputs, _ in shards]
         return mean

@@ -22,7 +22,9 @@ from ..kvstore.contract import is_distributed
 from ..kvstore.reserved_keys import WEIGHTS_DIGEST
 from ..native import address
 from ..native.records import C, address_of
+from ..nn.blocks import blocks_of
 from ..nn.sync_batch_norm.participants import STATISTICS
+from .first_step import outside
 from .precision import all_finite
 
 nd = mx.nd
@@ -147,6 +149,7 @@ class FiniteWeights:
 class WeightsComparison:
     """Compares checksums of the weights after updates 1, 2, 4, ..., 1024 and every 1024th from then on.
 
+    They are those of the trainer, and others of the net that have gradients, such as weights that a loop averages.
     The engine computes the checksum and the store sums its bits while the next step runs; the result is read at the
     next update. The first comparison includes the inputs of the first step, which should differ between processes
     (`shard` are those inputs; None: do not compare them), unless they hold one value only, as made-up data.
@@ -165,7 +168,8 @@ class WeightsComparison:
 
     def look(self, num_updates: int) -> None:
         self.looks_at = _after(num_updates, 1024)
-        weights = [parameter.list_data()[0] for parameter in trainable(self._trainer)]
+        others = [one for one in outside(self._net, self._trainer).values() if one.grad_req != "null" and one._data]
+        weights = [parameter.list_data()[0] for parameter in (*trainable(self._trainer), *others)]
         inputs = nd.zeros(DIGEST_BITS, ctx=mx.cpu(), dtype="float64")
         if self._inputs is not None:
             flat = as_legacy(self._inputs).astype("float32")
@@ -200,8 +204,9 @@ def check_replicas(net: mx.gluon.Block, store: mx.kv.KVStoreBase | None = None) 
     """Raise an error unless all devices, and all processes, hold the same parameters.
 
     Call it in a loop of your own, on every process, after a step or once per epoch. It waits for the parameters and
-    reads them once (checksums travel, not weights). Running statistics of batch norm are left out: with plain BatchNorm
-    they are those of each device. So are parameters that have no values yet.
+    reads them once (checksums travel, not weights). It looks at frozen parameters too, also where the trainer does not
+    hold them, and at running statistics of batch norm with ``use_global_stats=True``. Other running statistics are left
+    out: with plain BatchNorm they are those of each device. So are parameters that have no values yet.
 
     Args:
         net: the block whose parameters are compared.
@@ -221,10 +226,12 @@ def check_replicas(net: mx.gluon.Block, store: mx.kv.KVStoreBase | None = None) 
         Traceback (most recent call last):
         gluon_parallel.errors.ReplicasDiffer: parameter weight differs between cpu(0) and cpu(1)...
     """
+    constant = [block for block in blocks_of(net) if getattr(block, "_kwargs", {}).get("use_global_stats")]
+    kept = {id(parameter) for block in constant for parameter in block._reg_params.values()}
     parameters = {
         name: parameter
         for name, parameter in net._collect_params_with_prefix().items()
-        if parameter._data is not None and not parameter.name.endswith(STATISTICS)
+        if parameter._data is not None and (id(parameter) in kept or not parameter.name.endswith(STATISTICS))
     }
     copies = {name: [_digest(data.asnumpy()) for data in one.list_data()] for name, one in parameters.items()}
     apart = [name for name, digests in copies.items() if len(set(digests)) > 1]

@@ -38,7 +38,8 @@ def notebook(
 
     The function, its arguments, and what it uses of the notebook are copied to the processes by cloudpickle. They are
     new ones: a fork of a process that has used MXNet has neither the threads of its engine nor its GPUs. So make
-    stores, nets and trainers inside of the function.
+    stores and trainers inside of the function. Each process gets a copy of a net that was made before, on its devices;
+    what it trains comes back only by what the function returns.
 
     Args:
         function: what every process calls; in it, ``gp.kvstore.create("auto")`` or ``gp.prepare`` finds the others.

@@ -27,9 +27,12 @@ class StepLoss:
         self._function, self._losses, self._scale = function, losses, scale
         self._rows: dict[MicroBatch, tuple[Arrays, int]] = {}  # micro-batch -> (arrays, number of samples)
         self._heads: dict[MicroBatch, Arrays] = {}  # of all micro-batches, where they follow from all of them
+        self.first: tuple[Arrays, tuple, int] | None = None  # the arguments of the first call
 
     def __call__(self, outputs: Arrays, labels: tuple, size: int) -> Arrays:
         """The loss of `size` samples, a tuple of arrays."""
+        if self.first is None:
+            self.first = outputs, labels, size
         try:
             loss = self._function(*outputs, *labels)
         except GluonParallelError:

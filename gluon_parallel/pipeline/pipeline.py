@@ -17,7 +17,8 @@ from ..device_threads import call_from
 from ..device_threads.seeds import draw_seed
 from ..errors import GradientUnavailable
 from ..kvstore.contract import contract
-from ..nn.blocks import draws_random_numbers
+from ..loss_checks import check_loss as check_gradient
+from ..nn.blocks import draws_random_numbers, net_and_loss
 from ..split import num_samples, shard_sizes, split_and_load
 from . import checks
 from .flow import Flow, StepLoss
@@ -108,6 +109,7 @@ class Pipeline(TrainingStep):
         self.batch_axis = batch_axis
         self._trainer: mx.gluon.Trainer | None = None
         self._loss: Any = None  # of the step
+        self._has_checked_loss = False
         self._recorders: list[Recorder] = []  # one for each replica, in a step that is profiled
         self._place()
 
@@ -235,7 +237,8 @@ class Pipeline(TrainingStep):
         self._connect(trainer, self._devices, None, True)
         for updater in trainer._updaters:
             updater.aggregate_updates = False  # one operator for several weights would need them on one device
-        self._trainer, self._parts, self._update = trainer, parts, None
+        self._trainer, self._parts, self._update, self._has_checked_loss = trainer, parts, None, False
+        self._blocks = net_and_loss(self.net, loss)
 
     def _cut(self, batch: tuple[tuple, tuple], num: int) -> tuple[list[Arrays], list[tuple]]:
         """The inputs and the labels of each replica, on its first and its last device."""
@@ -253,7 +256,8 @@ class Pipeline(TrainingStep):
             if inputs:
                 self._finish_initialization(cut(inputs, 0, 1, self.batch_axis))
             num_parts = self.num_micro_batches * len(self.replicas)
-            self._make_update(self._trainer, None, inputs, num_parts, checks.OF_MICRO_BATCHES)
+            run = (lambda: None) if inputs else None  # the stages' shapes are known by now
+            self._make_update(self._trainer, run, inputs, num_parts, checks.OF_MICRO_BATCHES)
             if self.recompute and contract(self._trainer._kvstore).rank == 0:
                 checks.warn_of_recomputation(pass_counts(self.stages, self.num_micro_batches), self.num_micro_batches)
         self._place()
@@ -278,7 +282,13 @@ class Pipeline(TrainingStep):
             for task in launching_order(order, counts):
                 for flow in flows:
                     flow.launch(task)
-        return step_loss.mean()
+        mean = step_loss.mean()
+        if not self._has_checked_loss and step_loss.first is not None:
+            scaled = getattr(self._trainer, "_amp_loss_scaler", None) is not None
+            checked = self._loss, *step_loss.first, self._reduction, len(self._parts), scaled, self.batch_axis
+            call_from(self.replicas[0][-1], check_gradient, *checked)
+            self._has_checked_loss = True
+        return mean
 
 
 class _Stages(mx.gluon.Block):

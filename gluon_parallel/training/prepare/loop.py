@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from ... import kvstore
 from ...compat import mx
+from ...data_parallel.first_step import broadcast_others
 from ...errors import LOG, BatchMismatch, NotFinite
 from ...kvstore import collective
 from ...kvstore.collective import gather, gather_objects
@@ -88,6 +89,7 @@ class Loop:
         self._only_main_stops = kvstore.survives(self.store) and (trainer is None or not is_divided(trainer))
         meets = self._meeting.num_workers > 1 and not self._only_main_stops
         self._agreed_stop = stopping.AgreedStop(self._meeting) if self.run and meets else None
+        self._share_net()
         self._make_survival()
         self._lock = threading.RLock()  # devices that do not wait for each other count from threads of their own
         self._bar = tqdm(disable=True)
@@ -99,6 +101,11 @@ class Loop:
         if self.run and kvstore.survives(self.store):  # another process may have to write there
             self.run.share(kvstore.together(self.store, self._folder_of_run))
         self._reseed()
+
+    def _share_net(self) -> None:
+        """Give all processes process 0's values of what a trainer that has not begun does not hold."""
+        if self.net is not None and self.trainer is not None and not self.trainer._kv_initialized:
+            broadcast_others(self.net, self.trainer, self._meeting)
 
     @property
     def rank(self) -> int:

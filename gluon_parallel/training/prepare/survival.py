@@ -13,6 +13,7 @@ import numpy as np
 from ... import kvstore
 from ...allreduce import gradients
 from ...compat import mx
+from ...data_parallel.first_step import broadcast_others
 from ...engine.failures import drop_tracebacks
 from ...errors import LOG, GradientUnavailable
 from ...kvstore import heartbeat
@@ -77,6 +78,8 @@ def survive(
     if isinstance(store, str):
         store = trainer._kvstore_params["kvstore"] = kvstore.create(store)
     store = contract(store)
+    if not trainer._kv_initialized:
+        broadcast_others(net, trainer, store)
     shards = [shard_loader(loader, store.rank, store.num_workers, seed, batch_axis) for loader in loaders]
     return (Survival(step, net, trainer, shards, store), *shards)
 

@@ -148,6 +148,9 @@ class Training(Loop):
         if self._survival is not None:
             self._survival.num_steps = self.num_steps  # of a run that continues
 
+    def _share_net(self) -> None:
+        """Nothing: the first step does, when all shapes are known."""
+
     def _make_survival(self) -> None:
         parallel, self._survival = self._parallel, None
         if kvstore.survives(self.store):
