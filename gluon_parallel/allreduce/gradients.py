@@ -1,12 +1,11 @@
 """Gradients of all copies of Gluon parameters: which are fresh, which are summed; setting to zero, clipping.
 
-MXNet's backward pass marks a copy as fresh (``_fresh_grad``), its Trainer takes the mark away. A sum takes the marks
-away here, and notes the parameter instead: afterwards all copies hold the sum, and a mark means a later backward pass.
+A backward pass marks the copies that it writes as fresh (:mod:`.marks`), MXNet's Trainer takes the marks away. A sum takes
+them away here, and notes the parameter instead: afterwards all copies hold the sum, and a mark means a later pass.
 """
 
 from __future__ import annotations
 
-import ctypes
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable
@@ -17,9 +16,9 @@ from ..compat import mx
 from ..compat.array_types import as_legacy, set_zero
 from ..engine import push, view
 from ..errors import GradientUnavailable
+from ..native.records import address_of
+from .marks import get_marks, of_parameter, set_marks
 
-# As the property `_fresh_grad` of NDArray does, in half the time: a step asks for every copy of every parameter.
-_get, _set = mx.base._LIB.MXNDArrayGetGradState, mx.base._LIB.MXNDArraySetGradState
 # The parameters whose gradients all hold the sum, which no update has used.
 summed: weakref.WeakSet[mx.gluon.Parameter] = weakref.WeakSet()
 # id of an array, a gradient or a value -> its parameter
@@ -28,28 +27,22 @@ _parameters: weakref.WeakValueDictionary[int, mx.gluon.Parameter] = weakref.Weak
 
 def flags(parameter: mx.gluon.Parameter) -> list[bool]:
     """Whether the gradient of each copy is fresh."""
-    found, flag = [], ctypes.c_int()
-    place = ctypes.byref(flag)
-    for array in _copies(parameter):
-        mx.base.check_call(_get(array.handle, place))
-        found.append(bool(flag.value))
-    return found
+    marks, number = of_parameter(parameter)
+    found = marks.fresh[number]
+    get_marks(marks.record, number, number + 1, address_of(found))
+    return list(map(bool, found))
 
 
 def mark(parameter: mx.gluon.Parameter, fresh: bool) -> None:
     """Mark the gradients of all copies as fresh, or as not."""
-    flag = ctypes.c_int(fresh)
-    for array in _copies(parameter):
-        mx.base.check_call(_set(array.handle, flag))
+    marks, number = of_parameter(parameter)
+    set_marks(marks.record, number, number + 1, fresh)
 
 
-def zero_stale(parameter: mx.gluon.Parameter, arrays: Iterable[mx.nd.NDArray] | None = None) -> None:
-    """Where a gradient is not fresh, for its device had no samples, it becomes zero, unless gradients accumulate.
-
-    With `arrays`, only where it is one of these.
-    """
+def zero_stale(parameter: mx.gluon.Parameter, arrays: Iterable[mx.nd.NDArray]) -> None:
+    """Where one of these gradients is not fresh, for its device had no samples, it is set to 0, unless they accumulate."""
     if parameter.grad_req == "write":
-        chosen = set(map(id, parameter._grad if arrays is None else arrays))
+        chosen = set(map(id, arrays))
         for fresh, gradient in zip(flags(parameter), parameter._grad):
             if not fresh and id(gradient) in chosen:
                 set_zero(gradient)
@@ -190,10 +183,6 @@ def owner(arrays: Sequence[mx.nd.NDArray]) -> mx.gluon.Parameter | None:
         return None
     fresh = {id(gradient): flag for gradient, flag in zip(parameter._grad, flags(parameter))}
     return parameter if all(id(array) in fresh for array in arrays) and any(fresh[id(a)] for a in arrays) else None
-
-
-def _copies(parameter: mx.gluon.Parameter) -> list[mx.nd.NDArray]:
-    return parameter._check_and_get(parameter._data, list)
 
 
 def register(make_gradients: Callable[..., None], parameter: mx.gluon.Parameter, *args: Any, **kwargs: Any) -> None:

@@ -25,6 +25,7 @@ typedef struct External {
     int (*MXShallowCopyNDArray)(void *, void *);
     int (*MXNDArrayGetGradState)(void *, int *);
     int (*MXNDArraySetGradState)(void *, int);
+    int (*MXAutogradBackwardEx)(unsigned, void **, void **, unsigned, void **, int, int, int, void ***, int **);
     int (*MXNDArrayCreateNone)(void *);
     int (*MXNDArrayFree)(void *);
     int (*MXNDArrayGetData)(void *, void *);
