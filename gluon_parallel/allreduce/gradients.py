@@ -16,11 +16,15 @@ from ..compat import mx
 from ..compat.array_types import as_legacy, set_zero
 from ..engine import push, view
 from ..errors import GradientUnavailable
+from ..native import function
 from ..native.records import address_of
 from .marks import get_marks, of_parameter, set_marks
 
+_note_new_gradients = function("gp_note_new_gradients", 0, keeps_lock=True)
 # The parameters whose gradients all hold the sum, which no update has used.
 summed: weakref.WeakSet[mx.gluon.Parameter] = weakref.WeakSet()
+# Those on several devices whose gradients were made since the last backward pass.
+made: weakref.WeakSet[mx.gluon.Parameter] = weakref.WeakSet()
 # id of an array, a gradient or a value -> its parameter
 _parameters: weakref.WeakValueDictionary[int, mx.gluon.Parameter] = weakref.WeakValueDictionary()
 
@@ -191,6 +195,9 @@ def register(make_gradients: Callable[..., None], parameter: mx.gluon.Parameter,
     if parameter.shape is None and parameter._data:  # that of an imported graph, to which MXNet gives values alone
         parameter.shape = parameter._data[0].shape
     summed.discard(parameter)
+    if len(parameter._grad or ()) > 1:
+        made.add(parameter)
+        _note_new_gradients()
     _parameters.update((id(array), parameter) for array in (*(parameter._grad or ()), *(parameter._data or ())))
 
 

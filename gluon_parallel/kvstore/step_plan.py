@@ -17,6 +17,7 @@ from ..allreduce.marks import Marks, get_marks, set_marks
 from ..compat import mx
 from ..compat.array_types import set_zero
 from ..errors import GradientUnavailable
+from ..native import provide
 from ..native.records import address_of
 from .base import Store
 from .contract import Plan, contract, is_distributed
@@ -185,6 +186,22 @@ def plan_of(trainer: mx.gluon.Trainer) -> StepPlan:
         plan = StepPlan(trainer)
         setattr(trainer, _PLAN, plan)
     return plan
+
+
+def _plan_steps() -> int:
+    """Called by the C library before a backward pass: marks are known from the first pass on of new gradients."""
+    try:
+        trainers = {id(parameter._trainer): parameter._trainer for parameter in gradients.made}
+        gradients.made.clear()
+        for trainer in trainers.values():
+            if trainer is not None and all(one.grad_req == "null" or one._data is not None for one in trainer._params):
+                plan_of(trainer)
+    except Exception:  # the step makes the plan, too, and says it
+        gradients.made.clear()
+    return 0
+
+
+provide("plan_steps", _plan_steps)
 
 
 # A trainer has one optimizer for all devices. Beside the states of each device, it keeps what its calls change: counts

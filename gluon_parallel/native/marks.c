@@ -16,6 +16,7 @@
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* for all below, and all records */
 static Marks *first;
 static int64_t num_running; /* backward passes */
+static _Atomic int has_new_gradients;
 static _Thread_local int is_left_out; /* whether the passes of this thread do not count */
 
 static int is_marked(void *handle)
@@ -110,11 +111,21 @@ EXPORT void gp_end_pass(void)
     pthread_mutex_unlock(&mutex);
 }
 
+/* Parameters have got new gradients, which are to be watched from their first backward pass. */
+EXPORT void gp_note_new_gradients(void)
+{
+    has_new_gradients = 1;
+}
+
 /* In the place of MXNet's function: the backward pass from the heads. With `variables` it marks nothing. */
 EXPORT int gp_go_backward(unsigned num_heads, void **heads, void **gradients, unsigned num_variables, void **variables,
                           int keeps_graph, int makes_graph, int is_train, void ***outputs, int **storage_types)
 {
     int counts = !num_variables && !is_left_out;
+    if (counts && has_new_gradients) {
+        has_new_gradients = 0;
+        gp_external.plan_steps();
+    }
     if (counts)
         gp_begin_pass();
     int status = gp_external.MXAutogradBackwardEx(num_heads, heads, gradients, num_variables, variables, keeps_graph,
