@@ -25,6 +25,8 @@ _note_new_gradients = function("gp_note_new_gradients", 0, keeps_lock=True)
 summed: weakref.WeakSet[mx.gluon.Parameter] = weakref.WeakSet()
 # Those on several devices whose gradients were made since the last backward pass.
 made: weakref.WeakSet[mx.gluon.Parameter] = weakref.WeakSet()
+num_made = 0  # how often gradients of any parameter were made; and for each, that number when its were made last
+numbers: weakref.WeakKeyDictionary[mx.gluon.Parameter, int] = weakref.WeakKeyDictionary()
 # id of an array, a gradient or a value -> its parameter
 _parameters: weakref.WeakValueDictionary[int, mx.gluon.Parameter] = weakref.WeakValueDictionary()
 
@@ -191,7 +193,10 @@ def owner(arrays: Sequence[mx.nd.NDArray]) -> mx.gluon.Parameter | None:
 
 def register(make_gradients: Callable[..., None], parameter: mx.gluon.Parameter, *args: Any, **kwargs: Any) -> None:
     """Make a parameter's gradient arrays as MXNet does, and note whose they and its values are."""
+    global num_made
     make_gradients(parameter, *args, **kwargs)
+    num_made += 1
+    numbers[parameter] = num_made
     if parameter.shape is None and parameter._data:  # that of an imported graph, to which MXNet gives values alone
         parameter.shape = parameter._data[0].shape
     summed.discard(parameter)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Callable
 
+from ..allreduce import gradients
 from ..compat import mx
 from .for_cpu import for_cpu, is_faster_on
 from .sync_batch_norm.graph import synchronised
@@ -113,11 +115,49 @@ def executor(sym: mx.sym.Symbol, flags: _Flags = ()) -> mx.nd.CachedOp:
 
 def _synchronised(symbol: mx.sym.Symbol, flags: _Flags, block: mx.gluon.Block | None) -> mx.nd.CachedOp:
     running, groups = synchronised(symbol, block)
+    if not groups and block is not None and dict(flags).get("static_shape"):
+        return _StaticShape(running, flags, block)
     if not groups:
         return _CachedOp(running, flags)
     # With `static_shape` MXNet does not tell its engine that the operator changes the running statistics, so whatever
     # else touches them at that time, such as the trainer's first step, which copies all parameters, may undo an update.
     return SynchronisedExecutor(running, [(name, value) for name, value in flags if name != "static_shape"], groups)
+
+
+class _StaticShape:
+    """MXNet's executor with ``static_shape``, made anew where a parameter has other gradients than before.
+
+    It keeps pointers to the gradients of the last pass on each device. Those of a parameter that was frozen, and trained
+    again without a pass on that device meanwhile, may be where the old ones were, so that MXNet takes them for the same.
+    """
+
+    def __init__(self, symbol: mx.sym.Symbol, flags: _Flags, block: mx.gluon.Block) -> None:
+        self._make = functools.partial(_CachedOp, symbol, flags)
+        self._hooks: list[tuple] = []
+        self._parameters = [one for is_input, one in block._cached_op_args if not is_input]
+        self._running, self._num_made, self._numbers = self._make(), gradients.num_made, self._find()
+
+    def _find(self) -> list[int]:
+        return [gradients.numbers.get(parameter, 0) for parameter in self._parameters]
+
+    def __call__(self, *args: mx.nd.NDArray, **kwargs: Any) -> Any:
+        if self._num_made != gradients.num_made:
+            self._look()
+        return self._running(*args, **kwargs)
+
+    def _look(self) -> None:
+        """Gradients were made, of whatever parameter."""
+        with _lock:
+            num_made, found = gradients.num_made, self._find()
+            if found != self._numbers:
+                self._running = self._make()
+                for hook in self._hooks:
+                    self._running._register_op_hook(*hook)
+            self._num_made, self._numbers = num_made, found
+
+    def _register_op_hook(self, *args: Any) -> None:
+        self._hooks.append(args)
+        self._running._register_op_hook(*args)
 
 
 class _Faster:
