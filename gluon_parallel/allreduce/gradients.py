@@ -23,6 +23,8 @@ from .marks import get_marks, of_parameter, set_marks
 _note_new_gradients = function("gp_note_new_gradients", 0, keeps_lock=True)
 # The parameters whose gradients all hold the sum, which no update has used.
 summed: weakref.WeakSet[mx.gluon.Parameter] = weakref.WeakSet()
+# Those of which clip_global_norm was given one copy alone, before the sum.
+clipped: weakref.WeakSet[mx.gluon.Parameter] = weakref.WeakSet()
 # Those on several devices whose gradients were made since the last backward pass.
 made: weakref.WeakSet[mx.gluon.Parameter] = weakref.WeakSet()
 num_made = 0  # how often gradients of any parameter were made; and for each, that number when its were made last
@@ -68,6 +70,7 @@ def set_to_zero(zero_grad: Callable[..., None], target: mx.gluon.Parameter | mx.
     """Set gradients to zero as MXNet does; they hold no sum then."""
     zero_grad(target)
     for parameter in target.values() if isinstance(target, mx.gluon.ParameterDict) else [target]:
+        clipped.discard(parameter)
         if parameter in summed:
             summed.discard(parameter)
             mark(parameter, True)  # as on one device, where zero_grad leaves the marks
@@ -110,6 +113,7 @@ def forget(parameters: Iterable[mx.gluon.Parameter]) -> None:
     for parameter in parameters:
         mark(parameter, False)
         summed.discard(parameter)
+        clipped.discard(parameter)
         if parameter.grad_req == "add":
             for gradient in parameter.list_grad():
                 set_zero(gradient)
@@ -151,25 +155,43 @@ def clip_global_norm(
 ) -> Any:
     """Clip as ``gluon.utils.clip_global_norm``, but count a gradient once that is there on several devices."""
     firsts: dict[mx.gluon.Parameter, mx.nd.NDArray] = {}
-    counted, copies = [], []
+    counted, copies, alone = [], [], set()
     for array in arrays:
         parameter, what = owner_of(array) or (None, "")
         parameter = parameter if what == "gradient" else None
         first = array if parameter is None else firsts.setdefault(parameter, array)
+        is_sum = parameter in summed and not any(flags(parameter))
+        if parameter is not None and not is_sum:
+            alone.add(parameter)
         if parameter is None or first is array:
             counted.append(array)
             continue
         copies.append((first, array))
-        is_sum = parameter in summed and not any(flags(parameter))
         if not is_sum and first.asnumpy().tobytes() != array.asnumpy().tobytes():
             raise GradientUnavailable(
                 f"clip_global_norm got the gradients of {parameter.name} on {first.ctx} and {array.ctx}, which are not "
                 "summed; before it, call trainer.allreduce_grads(), or gp.allreduce(parameter.list_grad()) for each"
             )
+    clipped.update(alone)
     norm = clip_in_mxnet(counted, *args, **kwargs)
     for first, array in copies:
         as_legacy(first).copyto(as_legacy(array))
     return norm
+
+
+def refuse_clipped(parameters: Iterable[mx.gluon.Parameter], over_processes: bool) -> None:
+    """Refuse, once, a sum of gradients that were clipped before it, each by the norm of one device's alone."""
+    found = clipped.intersection(parameters)
+    clipped.difference_update(found)
+    for parameter in found:
+        if over_processes or sum(flags(parameter)) > 1:
+            raise GradientUnavailable(
+                f"clip_global_norm has clipped gradients of {parameter.name} before they were summed, by the norm of "
+                f"those of one {'process' if over_processes else 'device'}. Clip the sums: trainer.allreduce_grads(), "
+                "gluon.utils.clip_global_norm([gradient for parameter in parameters for gradient in "
+                "parameter.list_grad()], largest), trainer.update(num_samples). The trainer needs "
+                "update_on_kvstore=False"
+            )
 
 
 def owner_of(array: mx.nd.NDArray) -> tuple[mx.gluon.Parameter, str] | None:
@@ -200,6 +222,7 @@ def register(make_gradients: Callable[..., None], parameter: mx.gluon.Parameter,
     if parameter.shape is None and parameter._data:  # that of an imported graph, to which MXNet gives values alone
         parameter.shape = parameter._data[0].shape
     summed.discard(parameter)
+    clipped.discard(parameter)
     if len(parameter._grad or ()) > 1:
         made.add(parameter)
         _note_new_gradients()

@@ -28,6 +28,8 @@ from .servers import Servers
 from .step_plan import StepPlan, count_once, one_by_one, plan_of, update_copies
 
 _sums_over_devices: weakref.WeakSet = weakref.WeakSet()  # trainers without a store, whose devices are summed over here
+# Parameters that a backward pass has reached, or whose gradients were looked at, in the loop of any trainer.
+_known: weakref.WeakSet = weakref.WeakSet()
 _loops: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # trainer -> _Loop
 
 
@@ -48,8 +50,8 @@ class _Loop:
         self.in_step = False  # whether trainer.step runs, which divides by one number for sum and update
         self.refuses = False  # whether a step is under way that refuses parameters without fresh gradients
         self.is_separate: bool | None = None  # whether nobody sums the gradients; None where that is not known yet
-        self.known: set[str] = set()  # names of parameters that were reached, or whose gradient was looked at
-        self.all_known: StepPlan | None = None  # the plan all of whose parameters are known
+        self.all_known: StepPlan | None = None  # the plan all of whose parameters are known, see `_known`
+        self.devices: np.ndarray | None = None  # whether each had a gradient in the last sum; None if all had
         self.sums_in_step = False  # whether the step that is under way has summed
         self.has_warned = False
         self._own: list[bool] = []  # in the last sum, whether each parameter was reached
@@ -146,7 +148,12 @@ def allreduce_grads(allreduce_in_mxnet: Callable[..., None], trainer: Any) -> No
         return
     loop, plan = _loop(trainer), plan_of(trainer)
     own = plan.reached()
+    before, loop.devices = loop.devices, None if own is plan.places else plan.marks.any(axis=0)
+    if before is not None and loop.devices is not None:
+        _refuse_sum_per_device(trainer, loop, before)
     plan.refuse_second_sum(own)
+    if fresh.clipped:
+        fresh.refuse_clipped(plan.parameters, _sums_over_processes(trainer))
     reached = _reached(trainer, loop, plan, own)
     if not is_distributed(trainer._kvstore) and (len(own) < len(plan.places) or loop.all_known is not plan):
         _check_left_out(trainer, loop, plan)
@@ -167,9 +174,33 @@ def allreduce_grads(allreduce_in_mxnet: Callable[..., None], trainer: Any) -> No
         _warn_of_zeros(trainer, plan.parameters[next(place for place in reached if place not in {*known})])
 
 
+def _sums_over_processes(trainer: Any) -> bool:
+    return is_distributed(trainer._kvstore) and "async" not in trainer._kvstore.type
+
+
+def _refuse_sum_per_device(trainer: Any, loop: _Loop, before: np.ndarray) -> None:
+    """Refuse a step within the loop over the devices, where each has its gradients alone, or warn if it leaves out any.
+
+    Batches with few samples fill the first devices. So later ones have gradients without the first only in such a loop,
+    right after a step in which they had none.
+    """
+    here = loop.devices
+    if here is None or here[0] or not here.any() or not before.any() or (here & before).any():
+        return
+    names = [str(device) for device, has in zip(trainer._contexts, here) if has]
+    text = (
+        f"gluon.Trainer sums over {trainer._contexts}, but only {', '.join(names)} has new gradients, and in the step "
+        "before others had. Call trainer.step(num_samples) once for all devices, behind the loop over them, with the "
+        "number of all samples. Where some devices are meant to have no samples, let it be the last ones"
+    )
+    if loop.refuses:
+        raise GradientUnavailable(f"{text}, or call step with ignore_stale_grad=True")
+    warn(text, InexactUpdate)
+
+
 def _sends_zeros(trainer: Any) -> bool:
     """Whether the store updates when all processes have sent a gradient, so that this one cannot leave any out."""
-    return _updates_on_store(trainer) and is_distributed(trainer._kvstore) and "async" not in trainer._kvstore.type
+    return _updates_on_store(trainer) and _sums_over_processes(trainer)
 
 
 def _reached(trainer: Any, loop: _Loop, plan: StepPlan, own: Sequence[int]) -> Sequence[int]:
@@ -188,17 +219,17 @@ def _check_left_out(trainer: Any, loop: _Loop, plan: StepPlan) -> None:
     """Refuse parameters without gradients before anything is changed: those of this step, or that the caller wrote."""
     for place, parameter in enumerate(plan.parameters):
         if plan.marks[place].any() or parameter in fresh.summed:
-            loop.known.add(parameter.name)
+            _known.add(parameter)
         elif loop.refuses:
             raise _stale(parameter, "nothing has been updated")
-        elif _updates_on_store(trainer) and parameter.name not in loop.known:
-            loop.known.add(parameter.name)
+        elif _updates_on_store(trainer) and parameter not in _known:
+            _known.add(parameter)
             if any(as_legacy(gradient).asnumpy().any() for gradient in parameter._grad):
                 raise GradientUnavailable(
                     f"the gradients of {parameter.name} were written by no backward pass, so ignore_stale_grad=True "
                     "leaves it out. Mark them before: for array in parameter.list_data(): array._fresh_grad = True"
                 )
-    loop.all_known = plan if all(parameter.name in loop.known for parameter in plan.parameters) else None
+    loop.all_known = plan if all(parameter in _known for parameter in plan.parameters) else None
 
 
 def _stale(parameter: Any, what_happened: str) -> UserWarning:
