@@ -25,7 +25,7 @@ _note_new_gradients = function("gp_note_new_gradients", 0, keeps_lock=True)
 summed: weakref.WeakSet[mx.gluon.Parameter] = weakref.WeakSet()
 # Those of which clip_global_norm was given one copy alone, before the sum.
 clipped: weakref.WeakSet[mx.gluon.Parameter] = weakref.WeakSet()
-# Those on several devices whose gradients were made since the last backward pass.
+# Those whose gradients were made since the last backward pass.
 made: weakref.WeakSet[mx.gluon.Parameter] = weakref.WeakSet()
 num_made = 0  # how often gradients of any parameter were made; and for each, that number when its were made last
 numbers: weakref.WeakKeyDictionary[mx.gluon.Parameter, int] = weakref.WeakKeyDictionary()
@@ -223,9 +223,8 @@ def register(make_gradients: Callable[..., None], parameter: mx.gluon.Parameter,
         parameter.shape = parameter._data[0].shape
     summed.discard(parameter)
     clipped.discard(parameter)
-    if len(parameter._grad or ()) > 1:
-        made.add(parameter)
-        _note_new_gradients()
+    made.add(parameter)
+    _note_new_gradients()
     _parameters.update((id(array), parameter) for array in (*(parameter._grad or ()), *(parameter._data or ())))
 
 

@@ -39,20 +39,24 @@ class Marks:
     Attributes:
         record: address for :func:`get_marks` and :func:`set_marks`.
         fresh: (parameters, devices), memory for the result of :func:`get_marks`.
+        passes: (devices,), how many backward passes over each device have reached any of the parameters. The user sets
+            them to 0. Not counted on one device without `is_one_of_several`, other processes.
     """
 
-    def __init__(self, parameters: Sequence[mx.gluon.Parameter]) -> None:
+    def __init__(self, parameters: Sequence[mx.gluon.Parameter], is_one_of_several: bool = False) -> None:
         values = [parameter._check_and_get(parameter._data, list) for parameter in parameters]
         self._arrays = [array for arrays in values for array in arrays]
         shape = len(values), len(values[0]) if values else 0
         self.fresh = np.zeros(shape, np.int8)
         handles = np.array([array.handle.value for array in self._arrays], np.int64)
         adds = np.array([parameter.grad_req == "add" for parameter in parameters], np.int8)
-        kept = handles, adds, np.zeros(shape, np.int32), *np.zeros((2, shape[1]), np.int8)
+        self.passes = np.zeros(shape[1], np.int64)
+        kept = handles, adds, np.zeros(shape, np.int32), *np.zeros((2, shape[1]), np.int8), self.passes
         record: Any = C.Marks(num_parameters=shape[0], num_copies=shape[1], round=1, has_news=1)
-        record.handles, record.adds, record.rounds, record.in_round, record.in_last = map(address_of, kept)
+        for name, memory in zip(("handles", "adds", "rounds", "in_round", "in_last", "passes"), kept):
+            setattr(record, name, address_of(memory))
         self.record = address_of(record)
-        if shape[1] > 1:  # on one device, what is marked is fresh
+        if shape[1] > 1 or is_one_of_several:  # on one device, what is marked is fresh
             _watch(self.record)
         weakref.finalize(self, _forget, record, kept, self._arrays)
         found = weakref.ref(self)  # whoever makes marks keeps them, and so the arrays

@@ -21,6 +21,7 @@ from ..native import provide
 from ..native.records import address_of
 from .base import Store
 from .contract import Plan, contract, is_distributed
+from .environment import launched_group
 
 T = TypeVar("T")
 _PLAN = "_gluon_parallel_plan"  # attribute of a trainer; a dictionary of trainers would keep them alive
@@ -57,7 +58,7 @@ class StepPlan:
         self.gradients = [parameter.list_grad() for parameter in self.parameters]
         self.places = range(len(self.parameters))
         self._adds = any(parameter.grad_req == "add" for parameter in self.parameters)
-        self._marks = Marks(self.parameters)
+        self._marks = Marks(self.parameters, is_one_of_several=launched_group() is not None)
         self.marks = self._marks.fresh
         self._record, self._fresh = self._marks.record, address_of(self.marks)
         self._sums = CopySums(self.gradients, are_plain=True)
@@ -94,8 +95,15 @@ class StepPlan:
         """The places of the parameters that the last backward pass has reached on any device."""
         return self.places if self.all_fresh() else np.flatnonzero(self.marks.any(axis=1)).tolist()
 
+    def count_passes(self) -> int:
+        """How many backward passes over one device have reached any parameter since the last call, 0 if they add up."""
+        num = 0 if self._adds else max(self._marks.passes)
+        self._marks.passes[:] = 0
+        return num
+
     def forget(self) -> None:
         """Discard the gradients of earlier backward passes, the caller's own or those of a step that failed."""
+        self._marks.passes[:] = 0
         if self._adds:
             gradients.forget(self.parameters)
             return
@@ -194,7 +202,8 @@ def _plan_steps() -> int:
         trainers = {id(parameter._trainer): parameter._trainer for parameter in gradients.made}
         gradients.made.clear()
         for trainer in trainers.values():
-            if trainer is not None and all(one.grad_req == "null" or one._data is not None for one in trainer._params):
+            is_simple = trainer is None or (len(trainer._contexts or ()) < 2 and launched_group() is None)
+            if not is_simple and all(one.grad_req == "null" or one._data is not None for one in trainer._params):
                 plan_of(trainer)
     except Exception:  # the step makes the plan, too, and says it
         gradients.made.clear()

@@ -22,7 +22,7 @@ from .background_sum import BackgroundSum
 from .base import Store
 from .collective import committing
 from .contract import contract, is_distributed
-from .handshake import ONE_DIVISOR, ONE_RATE, differ, divided_by
+from .handshake import FEWER_PASSES, ONE_DIVISOR, ONE_RATE, differ, divided_by
 from .reserved_keys import REACHED_PARAMETERS
 from .servers import Servers
 from .step_plan import StepPlan, count_once, one_by_one, plan_of, update_copies
@@ -56,27 +56,33 @@ class _Loop:
         self.has_warned = False
         self._own: list[bool] = []  # in the last sum, whether each parameter was reached
         self._divisor = 0.0  # 1 / what the last update divided by
-        self._has_changed = False  # whether the divisor in the last sum was another one than before
+        self._passes = 0  # backward passes before the last sum that had any
+        self._has_changed = False  # whether a number in the last sum may be refused, so that it is read at once
         self._total: Any = None  # the last sum, and its values once they are read
         self._values: np.ndarray | None = None
         self._sum: BackgroundSum | None = None
 
-    def counts(self, trainer: Any, own: list[bool], updates: bool) -> Any:
+    def counts(self, trainer: Any, own: list[bool], updates: bool, num_passes: int = 0) -> Any:
         """How many processes have reached each of the trainer's parameters; waits only where this one has not all.
 
         The same sum holds what each process divides by, and its learning rate, if it `updates` by these gradients at
-        once. Those of the sum before, which has arrived, are compared.
+        once, and the number of backward passes, below 0 if it is smaller than before. Those of the sum before, which has
+        arrived, are compared.
         """
         store, num = contract(trainer._kvstore), len(own)
         if self._sum is None:
-            self._sum = BackgroundSum(trainer._kvstore, REACHED_PARAMETERS, num + 2 * store.num_workers)
+            self._sum = BackgroundSum(trainer._kvstore, REACHED_PARAMETERS, num + 3 * store.num_workers)
         if self._total is not None:  # it has arrived, or the next sum would wait for it, too
             self._compare_numbers(trainer, self._read()[num:])
-        numbers = [0.0] * (2 * store.num_workers)
+        numbers = [0.0] * (3 * store.num_workers)
+        has_fewer = 0 < num_passes < self._passes
+        numbers[2 * store.num_workers + store.rank] = -num_passes if has_fewer else num_passes
+        self._passes, self._has_changed = num_passes or self._passes, has_fewer
         if updates:
             numbers[store.rank] = trainer._optimizer.rescale_grad
             numbers[store.num_workers + store.rank] = trainer._optimizer.learning_rate
-            self._has_changed, self._divisor = numbers[store.rank] != self._divisor, numbers[store.rank]
+            self._has_changed |= numbers[store.rank] != self._divisor
+            self._divisor = numbers[store.rank]
         self._own, self._total, self._values = own, self._sum.sum([*own, *numbers]), None
         missing = any(not flag for flag, parameter in zip(own, trainer._params) if parameter.grad_req != "null")
         return self._read()[:num] if missing else own
@@ -89,7 +95,7 @@ class _Loop:
         return self._values
 
     def before_update(self, trainer: Any) -> None:
-        """Refuse an update where another process divides by another number.
+        """Refuse an update where another process divides by another number, or this one has missed a backward pass.
 
         It waits only where this process's number has changed; the other processes then notice at their next sum.
         """
@@ -101,11 +107,20 @@ class _Loop:
             self._compare_numbers(trainer, self._read()[len(self._own) :])
 
     def _compare_numbers(self, trainer: Any, numbers: np.ndarray) -> None:
-        """Refuse different divisors, or learning rates; 0 stands for a process that is not about to update."""
+        """Refuse different divisors, or learning rates; 0 stands for a process that is not about to update.
+
+        Also refuse where a process has made fewer backward passes than the others, and than before: it had no samples in
+        the last one, and its gradients are those of an earlier pass.
+        """
         store = contract(trainer._kvstore)
+        divisors, rates, passes = np.split(numbers, 3)
+        if (passes < 0).any() and abs(passes[passes < 0]).min() < abs(passes).max():
+            self._total = None
+            said = {rank: f"make {abs(num):.0f} backward passes" for rank, num in zip(store.ranks, passes) if num}
+            raise differ(f"gluon.Trainer, before one step with {store.type!r}", said, FEWER_PASSES)
         for remedy, values, say in (
-            (ONE_DIVISOR, numbers[: store.num_workers], lambda value: divided_by(trainer._scale / value)),
-            (ONE_RATE, numbers[store.num_workers :], "train with the learning rate {:.6g}".format),
+            (ONE_DIVISOR, divisors, lambda value: divided_by(trainer._scale / value)),
+            (ONE_RATE, rates, "train with the learning rate {:.6g}".format),
         ):
             known = values[values != 0]
             if known.size and np.ptp(known) > 1e-6 * abs(known).max():  # MXNet's servers may keep float32
@@ -211,7 +226,8 @@ def _reached(trainer: Any, loop: _Loop, plan: StepPlan, own: Sequence[int]) -> S
     if not is_distributed(store) or _updates_on_store(trainer):
         return own
     found = {plan.numbers[place] for place in own}
-    counts = loop.counts(trainer, [number in found for number in range(len(trainer._params))], updates=loop.in_step)
+    reached, num_passes = [number in found for number in range(len(trainer._params))], plan.count_passes()
+    counts = loop.counts(trainer, reached, loop.in_step, num_passes if own else 0)
     return [place for place in plan.places if counts[plan.numbers[place]]]
 
 

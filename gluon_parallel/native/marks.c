@@ -2,20 +2,23 @@
 
    MXNet's backward pass marks the copies of parameters whose gradients it writes. The marks stay until an update takes
    them away, so they do not tell a pass of this step from one whose gradients no step has used. Here each copy also has
-   the number of its *round*. A round is what backward passes do for one batch on all devices: one pass, or several, where
-   a loop goes from device to device. A new one begins with a pass over a device that has had its pass in this round. Only
-   the device of the pass before may have another one at once: a loop may do several passes on a device, and then go on
-   to the next device. A gradient is fresh if the newest round that has reached its parameter wrote it; on the other
-   devices it is of an earlier batch. That is one device's rule: a gradient is that of the last pass that reached it.
+   the number of its *round*. A round is what backward passes do for one batch on all devices: one pass over them, or
+   several, where a loop goes from device to device. A new round begins with a pass over a device that has had its pass in
+   this round. There is one exception: a loop may do several passes on a device before it goes to the next one, such as
+   one for the gradient of the input and one for the weights. So passes on one device behind each other stay in the round,
+   on later devices as many as on the first. A gradient is fresh if the newest round that has reached its parameter wrote
+   it; on other devices it is of an earlier batch. That is one device's rule: a gradient is that of the last pass that
+   reached it.
 
-   Passes that run at the same time in several threads count as one. */
+   The rule reads the order of passes, so where several threads do them, all that is marked is fresh, as in MXNet. */
 #include "marks.h"
 
 #include <string.h>
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* for all below, and all records */
 static Marks *first;
-static int64_t num_running; /* backward passes */
+static int64_t num_running, num_joint; /* backward passes; those of all devices, which others are parts of */
+static int64_t thread, has_several;    /* of the passes since the last time that none was running */
 static _Atomic int has_new_gradients;
 static _Thread_local int is_left_out; /* whether the passes of this thread do not count */
 
@@ -26,39 +29,59 @@ static int is_marked(void *handle)
     return mark != 0;
 }
 
+/* A pass has written gradients on these devices: it begins a round, or belongs to the last one, if any is unused. */
+static void begin_or_go_on(Marks *marks, const int8_t *written, int had_marks)
+{
+    int64_t num_written = 0, num_in_round = 0, num_again = 0;
+    for (int64_t i = 0; i < marks->num_copies; i++) {
+        num_written += written[i];
+        num_in_round += marks->in_round[i];
+        num_again += written[i] && marks->in_round[i];
+        marks->passes[i] += written[i];
+    }
+    int is_at_once = had_marks && num_written == 1 && !memcmp(written, marks->in_last, (size_t)marks->num_copies);
+    if (is_at_once && (num_in_round == 1 || marks->run < marks->first_run)) {
+        marks->run++;
+    } else {
+        marks->run = 1;
+        if (num_again || !had_marks) {
+            marks->round++;
+            memset(marks->in_round, 0, (size_t)marks->num_copies);
+            num_in_round = 0;
+        }
+    }
+    if (!num_in_round || (num_in_round == 1 && is_at_once))
+        marks->first_run = marks->run;
+    for (int64_t i = 0; i < marks->num_copies; i++)
+        marks->in_round[i] |= written[i];
+    memcpy(marks->in_last, written, (size_t)marks->num_copies);
+    marks->is_unclear = has_several || (had_marks && (marks->is_unclear || marks->thread != thread));
+    marks->thread = thread;
+}
+
 /* Give what was written since the last call the number of its round. */
 static void note(Marks *marks)
 {
     int64_t num_copies = marks->num_copies, num = marks->num_parameters * num_copies;
-    int64_t num_written = 0, has_rounds = 0;
+    int64_t num_written = 0, had_rounds = 0, has_rounds = 0; /* the last two before and after that */
     int8_t written[num_copies];
     memset(written, 0, (size_t)num_copies);
     for (int64_t i = 0; i < num; i++) {
         int mark = is_marked(marks->handles[i]);
+        if (!mark && !marks->is_hidden)
+            marks->rounds[i] = 0; /* taken away by MXNet or the caller */
+        had_rounds |= marks->rounds[i];
         if (mark && (!marks->rounds[i] || marks->is_hidden)) {
             marks->rounds[i] = -1;
+            num_written++;
             written[i % num_copies] = 1;
-        } else if (!mark && !marks->is_hidden) {
-            marks->rounds[i] = 0; /* taken away by MXNet or the caller */
         }
         has_rounds |= marks->rounds[i];
     }
     marks->has_news = num_running > 0; /* a pass in another thread may set more */
     marks->has_rounds = has_rounds != 0;
-    int again = 0;
-    for (int64_t i = 0; i < num_copies; i++) {
-        num_written += written[i];
-        again |= written[i] && marks->in_round[i];
-    }
-    if (!num_written)
-        return;
-    if (again && (num_written > 1 || memcmp(written, marks->in_last, (size_t)num_copies))) {
-        marks->round++;
-        memset(marks->in_round, 0, (size_t)num_copies);
-    }
-    for (int64_t i = 0; i < num_copies; i++)
-        marks->in_round[i] |= written[i];
-    memcpy(marks->in_last, written, (size_t)num_copies);
+    if (num_written)
+        begin_or_go_on(marks, written, had_rounds != 0);
     for (int64_t i = 0; i < num; i++) {
         if (marks->rounds[i] < 0)
             marks->rounds[i] = marks->round;
@@ -75,9 +98,7 @@ static void hide(Marks *marks, int is_hidden)
     }
 }
 
-/* Before backward passes whose marks are to be told from those that are there, and after them. All passes between these
-   calls are one. Called in pairs, in any thread. */
-EXPORT void gp_begin_pass(void)
+static void begin(int is_joint)
 {
     pthread_mutex_lock(&mutex);
     if (!num_running++) {
@@ -89,15 +110,21 @@ EXPORT void gp_begin_pass(void)
             if (marks->has_rounds)
                 hide(marks, 1);
         }
+        thread = (int64_t)pthread_self();
+        has_several = 0;
+    } else if (!num_joint) {
+        has_several |= thread != (int64_t)pthread_self();
     }
+    num_joint += is_joint;
     for (Marks *marks = first; marks; marks = marks->next)
         marks->has_news = 1;
     pthread_mutex_unlock(&mutex);
 }
 
-EXPORT void gp_end_pass(void)
+static void end(int is_joint)
 {
     pthread_mutex_lock(&mutex);
+    num_joint -= is_joint;
     if (!--num_running) {
         for (Marks *marks = first; marks; marks = marks->next) {
             if (marks->is_hidden)
@@ -109,6 +136,17 @@ EXPORT void gp_end_pass(void)
         }
     }
     pthread_mutex_unlock(&mutex);
+}
+
+/* Before and after the backward passes of all devices, which are one; called in pairs. */
+EXPORT void gp_begin_pass(void)
+{
+    begin(1);
+}
+
+EXPORT void gp_end_pass(void)
+{
+    end(1);
 }
 
 /* Parameters have got new gradients, which are to be watched from their first backward pass. */
@@ -127,11 +165,11 @@ EXPORT int gp_go_backward(unsigned num_heads, void **heads, void **gradients, un
         gp_external.plan_steps();
     }
     if (counts)
-        gp_begin_pass();
+        begin(0);
     int status = gp_external.MXAutogradBackwardEx(num_heads, heads, gradients, num_variables, variables, keeps_graph,
                                                   makes_graph, is_train, outputs, storage_types);
     if (counts)
-        gp_end_pass();
+        end(0);
     return status;
 }
 
@@ -154,7 +192,7 @@ static void unlock_after_fork(void)
 
 static void unlock_in_child(void)
 {
-    num_running = 0;
+    num_running = num_joint = 0;
     for (Marks *marks = first; marks; marks = marks->next) {
         if (marks->is_hidden)
             hide(marks, 0);
@@ -209,7 +247,7 @@ EXPORT int64_t gp_get_marks(Marks *marks, int64_t begin, int64_t end, int8_t *fr
             newest = rounds[i] > newest ? rounds[i] : newest;
         }
         for (int64_t i = 0; i < marks->num_copies; i++) {
-            *fresh = rounds[i] && (rounds[i] == newest || marks->adds[parameter]);
+            *fresh = rounds[i] && (rounds[i] == newest || marks->adds[parameter] || marks->is_unclear);
             num_fresh += *fresh++;
         }
     }

@@ -17,7 +17,12 @@ typedef struct Marks {
     int32_t *rounds;     /* of each copy, the number of the round that wrote its gradient; 0: none, or the last use */
     int8_t *in_round;    /* of each device, whether it has a pass in the newest round */
     int8_t *in_last;     /* of each device, whether it was in the last pass */
+    int64_t *passes;     /* over each device, that have reached any of the parameters; the caller sets them to 0 */
+    int64_t thread;      /* that did the last pass */
     int32_t round;       /* the number of the newest one */
+    int32_t first_run;   /* how many passes the newest round began with on its first device, before another one's */
+    int32_t run;         /* how many passes the last device has had at once */
+    int32_t is_unclear;  /* whether several threads have done the passes, so that all that is marked counts */
     int32_t has_news;    /* whether marks may have been set since `note` */
     int32_t has_rounds;  /* whether any of `rounds` may be above 0 */
     int32_t is_hidden;   /* whether MXNet's marks of what has a round are taken away while a pass runs */
