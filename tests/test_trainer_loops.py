@@ -274,10 +274,10 @@ def test_clipping_copies_that_are_not_summed_is_refused():
     with pytest.raises(GradientUnavailable, match=r"weight on cpu\(0\) and cpu\(1\).*trainer.allreduce_grads\(\)"):
         gluon.utils.clip_global_norm(gradients, 0.5)
     gluon.utils.clip_global_norm(gradients[:1], 10)  # one device's own
-    with pytest.raises(GradientUnavailable, match=r"weight before they were summed, by the norm of those of one device"):
+    with pytest.raises(GradientUnavailable, match=r"weight before they were summed, by the norm of"):
         trainer.allreduce_grads()
     gluon.utils.clip_global_norm(gradients[:1], 10)
-    with pytest.raises(GradientUnavailable, match=r"weight before they were summed, by the norm of those of one device"):
+    with pytest.raises(GradientUnavailable, match=r"weight before they were summed, by the norm of"):
         gp.allreduce(gradients)
     gradients[0][:] += gradients[1].as_in_context(gradients[0].context)
     gradients[0].copyto(gradients[1])

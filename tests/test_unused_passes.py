@@ -146,14 +146,15 @@ def test_passes_of_several_threads_count_whatever_their_order(at_once, order):
             thread.join()
         before = weights(layer)
         trainer.step(3)
-        np.testing.assert_allclose(weights(layer), before - 0.05, atol=1e-6)  # a gradient of 1 from each device; 0.05 and 1 / 3 are float32
+        # A gradient of 1 from each device; the factors 0.05 and 1 / 3 are float32.
+        np.testing.assert_allclose(weights(layer), before - 0.05, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("store", "update_on_kvstore", "first"),
     [(*WAYS[0], "loop"), (*WAYS[1], "loop"), (*WAYS[2], "loop"), (*WAYS[0], "gp.DataParallel")],
 )
-def test_the_pass_of_a_generator_leaves_no_gradient_on_devices_that_are_idle_afterwards(store, update_on_kvstore, first):
+def test_the_pass_of_a_generator_leaves_no_gradient_on_devices_that_are_idle_later(store, update_on_kvstore, first):
     def train(num_devices):
         generator, discriminator = make(num_devices, (2, 2), (2, 1))
         trainers = [make_trainer(one, store=store, update_on_kvstore=update_on_kvstore)

@@ -1,7 +1,7 @@
 """Gradients of all copies of Gluon parameters: which are fresh, which are summed; setting to zero, clipping.
 
-A backward pass marks the copies that it writes as fresh (:mod:`.marks`), MXNet's Trainer takes the marks away. A sum takes
-them away here, and notes the parameter instead: afterwards all copies hold the sum, and a mark means a later pass.
+A backward pass marks the copies that it writes as fresh (:mod:`.marks`), MXNet's Trainer takes the marks away. A sum
+takes them away here, and notes the parameter instead: all copies hold the sum then, and a mark means another pass.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def mark(parameter: mx.gluon.Parameter, fresh: bool) -> None:
 
 
 def zero_stale(parameter: mx.gluon.Parameter, arrays: Iterable[mx.nd.NDArray]) -> None:
-    """Where one of these gradients is not fresh, for its device had no samples, it is set to 0, unless they accumulate."""
+    """Set those of these gradients to 0 that are not fresh, for their device had no samples, unless they accumulate."""
     if parameter.grad_req == "write":
         chosen = set(map(id, arrays))
         for fresh, gradient in zip(flags(parameter), parameter._grad):

@@ -1,10 +1,12 @@
-"""Marks of gradients: which copies the newest backward pass over the devices has written; `native/marks.c` has the rule.
+"""Marks of gradients: which copies the newest backward pass over the devices has written.
 
-MXNet's own mark (``_fresh_grad``) tells that some pass has written a copy, maybe one that no step has used.
+`native/marks.c` has the rule. MXNet's own mark (``_fresh_grad``) tells that some pass has written a copy, maybe one
+that no step has used.
 """
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
@@ -68,11 +70,16 @@ def _forget(record: Any, *_kept: Any) -> None:
     _unwatch(address_of(record))
 
 
+def _itself(marks: Marks) -> Marks:
+    """A reference that keeps the marks."""
+    return marks
+
+
 def of_parameter(parameter: mx.gluon.Parameter) -> tuple[Marks, int]:
     """The marks of a parameter with gradients, and its number in them."""
     place = _places.get(parameter)
     marks = place.marks() if place is not None and place.arrays is parameter._data else None
     if place is None or marks is None:  # no trainer's plan has any
         marks = Marks([parameter])
-        place = _places[parameter] = _Place(lambda kept=marks: kept, 0, parameter._data)
+        place = _places[parameter] = _Place(functools.partial(_itself, marks), 0, parameter._data)
     return marks, place.number

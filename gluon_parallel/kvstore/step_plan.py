@@ -97,7 +97,7 @@ class StepPlan:
 
     def count_passes(self) -> int:
         """How many backward passes over one device have reached any parameter since the last call, 0 if they add up."""
-        num = 0 if self._adds else max(self._marks.passes)
+        num = 0 if self._adds else int(self._marks.passes.max(initial=0))
         self._marks.passes[:] = 0
         return num
 

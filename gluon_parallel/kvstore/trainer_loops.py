@@ -66,8 +66,8 @@ class _Loop:
         """How many processes have reached each of the trainer's parameters; waits only where this one has not all.
 
         The same sum holds what each process divides by, and its learning rate, if it `updates` by these gradients at
-        once, and the number of backward passes, below 0 if it is smaller than before. Those of the sum before, which has
-        arrived, are compared.
+        once, and the number of backward passes, below 0 if it is smaller than before. Those of the sum before, which
+        has arrived, are compared.
         """
         store, num = contract(trainer._kvstore), len(own)
         if self._sum is None:
@@ -109,8 +109,8 @@ class _Loop:
     def _compare_numbers(self, trainer: Any, numbers: np.ndarray) -> None:
         """Refuse different divisors, or learning rates; 0 stands for a process that is not about to update.
 
-        Also refuse where a process has made fewer backward passes than the others, and than before: it had no samples in
-        the last one, and its gradients are those of an earlier pass.
+        Also refuse where a process has made fewer backward passes than the others, and than before: it had no samples
+        in the last one, and its gradients are those of an earlier pass.
         """
         store = contract(trainer._kvstore)
         divisors, rates, passes = np.split(numbers, 3)
@@ -163,7 +163,7 @@ def allreduce_grads(allreduce_in_mxnet: Callable[..., None], trainer: Any) -> No
         return
     loop, plan = _loop(trainer), plan_of(trainer)
     own = plan.reached()
-    before, loop.devices = loop.devices, None if own is plan.places else plan.marks.any(axis=0)
+    before, loop.devices = loop.devices, None if own is plan.places else np.any(plan.marks, axis=0)
     if before is not None and loop.devices is not None:
         _refuse_sum_per_device(trainer, loop, before)
     plan.refuse_second_sum(own)

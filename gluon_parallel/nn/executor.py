@@ -127,8 +127,9 @@ def _synchronised(symbol: mx.sym.Symbol, flags: _Flags, block: mx.gluon.Block | 
 class _StaticShape:
     """MXNet's executor with ``static_shape``, made anew where a parameter has other gradients than before.
 
-    It keeps pointers to the gradients of the last pass on each device. Those of a parameter that was frozen, and trained
-    again without a pass on that device meanwhile, may be where the old ones were, so that MXNet takes them for the same.
+    It keeps pointers to the gradients of the last pass on each device. Those of a parameter that was frozen, and
+    trained again without a pass on that device meanwhile, may be where the old ones were, so that MXNet takes them for
+    the same.
     """
 
     def __init__(self, symbol: mx.sym.Symbol, flags: _Flags, block: mx.gluon.Block) -> None:

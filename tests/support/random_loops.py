@@ -52,8 +52,8 @@ class Loop:
             return size, used, not leaves_out or bool(rng.integers(5)), unused
 
         return cls(
-            way, ignore, accumulate, bool(rng.integers(2)), str(rng.choice(["one", "two heads", "sum of two"])), backward,
-            str(rng.choice(["sgd", "momentum", "adam", "schedule"])), bool(rng.integers(2)),
+            way, ignore, accumulate, bool(rng.integers(2)), str(rng.choice(["one", "two heads", "sum of two"])),
+            backward, str(rng.choice(["sgd", "momentum", "adam", "schedule"])), bool(rng.integers(2)),
             tuple(batch() for _ in range(num * accumulate)),
         )  # fmt: skip
 
