@@ -12,8 +12,10 @@ from .compat import mx
 from .compat.array_types import BFLOAT16, Nested, as_current, as_legacy
 from .device_threads.thread import apply_on
 from .errors import BatchMismatch
+from .native import function
 
 nd = mx.nd
+_begin_pass, _end_pass = function("gp_begin_pass", 0, keeps_lock=True), function("gp_end_pass", 0, keeps_lock=True)
 
 
 class LossPerSample:
@@ -72,9 +74,13 @@ class LossPerSample:
             _go_backward(row, self.heads([row], [size], scale)[0])
             return row
 
-        rows = apply_on(forward if self.needs_all else both, list(zip(devices, zip(shards, sizes))))
-        if self.needs_all:
-            apply_on(_go_backward, list(zip(devices, zip(rows, self.heads(rows, sizes, scale)))))
+        _begin_pass()  # of all devices
+        try:
+            rows = apply_on(forward if self.needs_all else both, list(zip(devices, zip(shards, sizes))))
+            if self.needs_all:
+                apply_on(_go_backward, list(zip(devices, zip(rows, self.heads(rows, sizes, scale)))))
+        finally:
+            _end_pass()
         return self.mean(rows, sizes)
 
     def checked(self, loss: Any, size: int) -> tuple[mx.nd.NDArray, ...]:

@@ -129,16 +129,16 @@ def owner_of(path):
 def test_the_page_lists_every_function_of_mxnet_that_is_replaced():
     section = PAGE.partition("## Replaced functions of MXNet")[2].partition("\n## ")[0]
     rows = [line.split(" | ")[:2] for line in section.splitlines() if line.startswith("| `")]
-    shown = {name: by.strip("`") for names, by in rows for name in re.findall(r"`([\w.]+)`", names)}
-    found = {}
+    shown = {(name, by.strip("`")) for names, by in rows for name in re.findall(r"`([\w.]+)`", names)}
+    found = set()
     for module, file in modules():
         if module not in ("compat", "patches"):
-            found.update(dict.fromkeys(replaced_in(file.read_text("utf-8")), str(file.relative_to(PACKAGE))))
+            found.update((name, str(file.relative_to(PACKAGE))) for name in replaced_in(file.read_text("utf-8")))
     for patch in (*patches.REPLACEMENTS, *patches.WRAPPERS, *patches.WRAPPERS_IN_GROUPS):
         function = getattr(patch.ours, "func", getattr(patch.ours, "fset", patch.ours))  # of a property
-        [name] = [path for path in shown if path.endswith(f".{patch.name}") and owner_of(path) is patch.owner]
-        found[name] = function.__module__.partition(".")[2].replace(".", "/") + ".py"
-    assert found == {name: by for name, by in shown.items() if not by.startswith("compat")}
+        [name] = {path for path, _ in shown if path.endswith(f".{patch.name}") and owner_of(path) is patch.owner}
+        found.add((name, function.__module__.partition(".")[2].replace(".", "/") + ".py"))
+    assert found == {(name, by) for name, by in shown if not by.startswith("compat")}
 
 
 def c_functions_in(source):

@@ -274,6 +274,11 @@ def test_clipping_copies_that_are_not_summed_is_refused():
     with pytest.raises(GradientUnavailable, match=r"weight on cpu\(0\) and cpu\(1\).*trainer.allreduce_grads\(\)"):
         gluon.utils.clip_global_norm(gradients, 0.5)
     gluon.utils.clip_global_norm(gradients[:1], 10)  # one device's own
+    with pytest.raises(GradientUnavailable, match=r"weight before they were summed, by the norm of"):
+        trainer.allreduce_grads()
+    gluon.utils.clip_global_norm(gradients[:1], 10)
+    with pytest.raises(GradientUnavailable, match=r"weight before they were summed, by the norm of"):
+        gp.allreduce(gradients)
     gradients[0][:] += gradients[1].as_in_context(gradients[0].context)
     gradients[0].copyto(gradients[1])
     assert gluon.utils.clip_global_norm(gradients, 10) == 3  # summed by hand
@@ -400,7 +405,7 @@ def test_random_loops_give_the_weights_of_one_device(rng, turn):
 
 @pytest.mark.parametrize(("store", "update_on_kvstore"), [("device", True), ("device", False)])
 def test_parameters_that_were_left_out_before_have_the_same_learning_rate_on_every_device(store, update_on_kvstore):
-    batches = [(4, (0, 1), True), (3, (0,), True), (5, (1,), True), (5, (0, 1), True), (2, (1,), True)]
+    batches = [(4, (0, 1), True, 0), (3, (0,), True, 0), (5, (1,), True, 0), (5, (0, 1), True, 0), (2, (1,), True, 0)]
     loop = random_loops.Loop("step", True, 1, False, "one", "joint", "schedule", False, tuple(batches))
     one = random_loops.train(loop, 1, gp.devices("cpu:1"))
     many = random_loops.train(loop, 1, gp.devices("cpu:3"), store, update_on_kvstore)

@@ -81,6 +81,8 @@ def _noted(lists: Sequence[Sequence[mx.nd.NDArray]], zero: bool = True) -> Itera
     for parameter, arrays in zip(parameters, lists):
         if parameter is not None and zero:
             gradients.refuse_second_sum(parameter)
+            if gradients.clipped:
+                gradients.refuse_clipped([parameter], over_processes=False)
             gradients.zero_stale(parameter, arrays)
     yield
     for parameter, arrays in zip(parameters, lists):

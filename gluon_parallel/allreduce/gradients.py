@@ -1,12 +1,11 @@
 """Gradients of all copies of Gluon parameters: which are fresh, which are summed; setting to zero, clipping.
 
-MXNet's backward pass marks a copy as fresh (``_fresh_grad``), its Trainer takes the mark away. A sum takes the marks
-away here, and notes the parameter instead: afterwards all copies hold the sum, and a mark means a later backward pass.
+A backward pass marks the copies that it writes as fresh (:mod:`.marks`), MXNet's Trainer takes the marks away. A sum
+takes them away here, and notes the parameter instead: all copies hold the sum then, and a mark means another pass.
 """
 
 from __future__ import annotations
 
-import ctypes
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable
@@ -17,39 +16,41 @@ from ..compat import mx
 from ..compat.array_types import as_legacy, set_zero, to_device
 from ..engine import push, view
 from ..errors import GradientUnavailable
+from ..native import function
+from ..native.records import address_of
+from .marks import get_marks, of_parameter, set_marks
 
-# As the property `_fresh_grad` of NDArray does, in half the time: a step asks for every copy of every parameter.
-_get, _set = mx.base._LIB.MXNDArrayGetGradState, mx.base._LIB.MXNDArraySetGradState
+_note_new_gradients = function("gp_note_new_gradients", 0, keeps_lock=True)
 # The parameters whose gradients all hold the sum, which no update has used.
 summed: weakref.WeakSet[mx.gluon.Parameter] = weakref.WeakSet()
+# Those of which clip_global_norm was given one copy alone, before the sum.
+clipped: weakref.WeakSet[mx.gluon.Parameter] = weakref.WeakSet()
+# Those whose gradients were made since the last backward pass.
+made: weakref.WeakSet[mx.gluon.Parameter] = weakref.WeakSet()
+num_made = 0  # how often gradients of any parameter were made; and for each, that number when its were made last
+numbers: weakref.WeakKeyDictionary[mx.gluon.Parameter, int] = weakref.WeakKeyDictionary()
 # id of an array, a gradient or a value -> its parameter
 _parameters: weakref.WeakValueDictionary[int, mx.gluon.Parameter] = weakref.WeakValueDictionary()
 
 
 def flags(parameter: mx.gluon.Parameter) -> list[bool]:
     """Whether the gradient of each copy is fresh."""
-    found, flag = [], ctypes.c_int()
-    place = ctypes.byref(flag)
-    for array in _copies(parameter):
-        mx.base.check_call(_get(array.handle, place))
-        found.append(bool(flag.value))
-    return found
+    marks, number = of_parameter(parameter)
+    found = marks.fresh[number]
+    get_marks(marks.record, number, number + 1, address_of(found))
+    return list(map(bool, found))
 
 
 def mark(parameter: mx.gluon.Parameter, fresh: bool) -> None:
     """Mark the gradients of all copies as fresh, or as not."""
-    flag = ctypes.c_int(fresh)
-    for array in _copies(parameter):
-        mx.base.check_call(_set(array.handle, flag))
+    marks, number = of_parameter(parameter)
+    set_marks(marks.record, number, number + 1, fresh)
 
 
-def zero_stale(parameter: mx.gluon.Parameter, arrays: Iterable[mx.nd.NDArray] | None = None) -> None:
-    """Where a gradient is not fresh, for its device had no samples, it becomes zero, unless gradients accumulate.
-
-    With `arrays`, only where it is one of these.
-    """
+def zero_stale(parameter: mx.gluon.Parameter, arrays: Iterable[mx.nd.NDArray]) -> None:
+    """Set those of these gradients to 0 that are not fresh, for their device had no samples, unless they accumulate."""
     if parameter.grad_req == "write":
-        chosen = set(map(id, parameter._grad if arrays is None else arrays))
+        chosen = set(map(id, arrays))
         for fresh, gradient in zip(flags(parameter), parameter._grad):
             if not fresh and id(gradient) in chosen:
                 set_zero(gradient)
@@ -69,6 +70,7 @@ def set_to_zero(zero_grad: Callable[..., None], target: mx.gluon.Parameter | mx.
     """Set gradients to zero as MXNet does; they hold no sum then."""
     zero_grad(target)
     for parameter in target.values() if isinstance(target, mx.gluon.ParameterDict) else [target]:
+        clipped.discard(parameter)
         if parameter in summed:
             summed.discard(parameter)
             mark(parameter, True)  # as on one device, where zero_grad leaves the marks
@@ -111,6 +113,7 @@ def forget(parameters: Iterable[mx.gluon.Parameter]) -> None:
     for parameter in parameters:
         mark(parameter, False)
         summed.discard(parameter)
+        clipped.discard(parameter)
         if parameter.grad_req == "add":
             for gradient in parameter.list_grad():
                 set_zero(gradient)
@@ -152,25 +155,43 @@ def clip_global_norm(
 ) -> Any:
     """Clip as ``gluon.utils.clip_global_norm``, but count a gradient once that is there on several devices."""
     firsts: dict[mx.gluon.Parameter, mx.nd.NDArray] = {}
-    counted, copies = [], []
+    counted, copies, alone = [], [], set()
     for array in arrays:
         parameter, what = owner_of(array) or (None, "")
         parameter = parameter if what == "gradient" else None
         first = array if parameter is None else firsts.setdefault(parameter, array)
+        is_sum = parameter in summed and not any(flags(parameter))
+        if parameter is not None and not is_sum:
+            alone.add(parameter)
         if parameter is None or first is array:
             counted.append(array)
             continue
         copies.append((first, array))
-        is_sum = parameter in summed and not any(flags(parameter))
         if not is_sum and first.asnumpy().tobytes() != array.asnumpy().tobytes():
             raise GradientUnavailable(
                 f"clip_global_norm got the gradients of {parameter.name} on {first.ctx} and {array.ctx}, which are not "
                 "summed; before it, call trainer.allreduce_grads(), or gp.allreduce(parameter.list_grad()) for each"
             )
+    clipped.update(alone)
     norm = clip_in_mxnet(counted, *args, **kwargs)
     for first, array in copies:
         as_legacy(first).copyto(as_legacy(array))
     return norm
+
+
+def refuse_clipped(parameters: Iterable[mx.gluon.Parameter], over_processes: bool) -> None:
+    """Refuse, once, a sum of gradients that were clipped before it, each by the norm of one device's alone."""
+    found = clipped.intersection(parameters)
+    clipped.difference_update(found)
+    for parameter in found:
+        if over_processes or sum(flags(parameter)) > 1:
+            raise GradientUnavailable(
+                f"clip_global_norm has clipped gradients of {parameter.name} before they were summed, by the norm of "
+                f"those of one {'process' if over_processes else 'device'}. Clip the sums: trainer.allreduce_grads(), "
+                "gluon.utils.clip_global_norm([gradient for parameter in parameters for gradient in "
+                "parameter.list_grad()], largest), trainer.update(num_samples). The trainer needs "
+                "update_on_kvstore=False"
+            )
 
 
 def owner_of(array: mx.nd.NDArray) -> tuple[mx.gluon.Parameter, str] | None:
@@ -192,16 +213,18 @@ def owner(arrays: Sequence[mx.nd.NDArray]) -> mx.gluon.Parameter | None:
     return parameter if all(id(array) in fresh for array in arrays) and any(fresh[id(a)] for a in arrays) else None
 
 
-def _copies(parameter: mx.gluon.Parameter) -> list[mx.nd.NDArray]:
-    return parameter._check_and_get(parameter._data, list)
-
-
 def register(make_gradients: Callable[..., None], parameter: mx.gluon.Parameter, *args: Any, **kwargs: Any) -> None:
     """Make a parameter's gradient arrays as MXNet does, and note whose they and its values are."""
+    global num_made
     make_gradients(parameter, *args, **kwargs)
+    num_made += 1
+    numbers[parameter] = num_made
     if parameter.shape is None and parameter._data:  # that of an imported graph, to which MXNet gives values alone
         parameter.shape = parameter._data[0].shape
     summed.discard(parameter)
+    clipped.discard(parameter)
+    made.add(parameter)
+    _note_new_gradients()
     _parameters.update((id(array), parameter) for array in (*(parameter._grad or ()), *(parameter._data or ())))
 
 

@@ -26,6 +26,11 @@ ONE_DIVISOR = (
 )
 ONE_RATE = "Otherwise the weights come apart: give the optimizer the same learning rate and schedule everywhere"
 
+FEWER_PASSES = (
+    "A process without samples in the last pass would add the gradients of an earlier one. Before its step: "
+    "for parameter in net.collect_params().values(): for array in parameter.list_data(): array._fresh_grad = False"
+)
+
 
 def version() -> str:
     """What must be the same in every process, in words."""

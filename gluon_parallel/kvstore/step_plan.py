@@ -13,12 +13,15 @@ import numpy as np
 
 from ..allreduce import CopySums, broadcast, gradients
 from ..allreduce.copy_sums import push_sums
+from ..allreduce.marks import Marks, get_marks, set_marks
 from ..compat import mx
+from ..compat.array_types import set_zero
 from ..errors import GradientUnavailable
-from ..native import function
+from ..native import provide
 from ..native.records import address_of
 from .base import Store
 from .contract import Plan, contract, is_distributed
+from .environment import launched_group
 
 T = TypeVar("T")
 _PLAN = "_gluon_parallel_plan"  # attribute of a trainer; a dictionary of trainers would keep them alive
@@ -55,9 +58,9 @@ class StepPlan:
         self.gradients = [parameter.list_grad() for parameter in self.parameters]
         self.places = range(len(self.parameters))
         self._adds = any(parameter.grad_req == "add" for parameter in self.parameters)
-        self._handles = np.array([array.handle.value for arrays in self.weights for array in arrays], np.int64)
-        self.marks = np.zeros((len(self.weights), len(self._handles) // max(len(self.weights), 1)), np.int8)
-        self._memory = address_of(self._handles), len(self._handles), address_of(self.marks)
+        self._marks = Marks(self.parameters, is_one_of_several=launched_group() is not None)
+        self.marks = self._marks.fresh
+        self._record, self._fresh = self._marks.record, address_of(self.marks)
         self._sums = CopySums(self.gradients, are_plain=True)
         self._store_plan: Plan | None = None
         self.of_devices = [*zip(map(list, zip(*self.gradients)), map(list, zip(*self.weights)))]
@@ -78,23 +81,29 @@ class StepPlan:
 
     def all_fresh(self) -> bool:
         """Whether a backward pass has written the gradients of all copies; :attr:`marks` says which."""
-        handles, num, marks = self._memory
-        return _get_marks(handles, num, marks) == num
+        return get_marks(self._record, 0, len(self.places), self._fresh) == self.marks.size
 
     def mark(self, fresh: bool, places: Sequence[int] | None = None) -> None:
         """Mark the gradients at these places, by default all, as fresh or as not."""
         if places is None or len(places) == len(self.places):
-            _set_marks(*self._memory[:2], fresh)
+            set_marks(self._record, 0, len(self.places), fresh)
             return
         for place in places:
-            gradients.mark(self.parameters[place], fresh)
+            set_marks(self._record, place, place + 1, fresh)
 
     def reached(self) -> Sequence[int]:
         """The places of the parameters that the last backward pass has reached on any device."""
         return self.places if self.all_fresh() else np.flatnonzero(self.marks.any(axis=1)).tolist()
 
+    def count_passes(self) -> int:
+        """How many backward passes over one device have reached any parameter since the last call, 0 if they add up."""
+        num = 0 if self._adds else int(self._marks.passes.max(initial=0))
+        self._marks.passes[:] = 0
+        return num
+
     def forget(self) -> None:
         """Discard the gradients of earlier backward passes, the caller's own or those of a step that failed."""
+        self._marks.passes[:] = 0
         if self._adds:
             gradients.forget(self.parameters)
             return
@@ -105,8 +114,10 @@ class StepPlan:
         """At these places, gradients that are not fresh become zero, unless they accumulate: no samples on a device."""
         if not self.all_fresh():
             for place in places:
-                if not self.marks[place].all():
-                    gradients.zero_stale(self.parameters[place])
+                if not self.marks[place].all() and self.parameters[place].grad_req == "write":
+                    for fresh, gradient in zip(self.marks[place], self.gradients[place]):
+                        if not fresh:
+                            set_zero(gradient)
 
     def complete(self, places: Sequence[int]) -> None:
         """Set gradients at these places that are not fresh to zero, as :meth:`zero_stale`, and mark all as fresh."""
@@ -183,10 +194,6 @@ class StepPlan:
             store.pull(number, outs, priority=-number, ignore_sparse=trainer._distributed)
 
 
-_get_marks = function("gp_get_marks", 3, keeps_lock=True)
-_set_marks = function("gp_set_marks", 3, keeps_lock=True)
-
-
 def plan_of(trainer: mx.gluon.Trainer) -> StepPlan:
     """The plan of this trainer's steps, made anew where its parameters have other arrays."""
     plan: StepPlan | None = getattr(trainer, _PLAN, None)
@@ -194,6 +201,23 @@ def plan_of(trainer: mx.gluon.Trainer) -> StepPlan:
         plan = StepPlan(trainer)
         setattr(trainer, _PLAN, plan)
     return plan
+
+
+def _plan_steps() -> int:
+    """Called by the C library before a backward pass: marks are known from the first pass on of new gradients."""
+    try:
+        trainers = {id(parameter._trainer): parameter._trainer for parameter in gradients.made}
+        gradients.made.clear()
+        for trainer in trainers.values():
+            is_simple = trainer is None or (len(trainer._contexts or ()) < 2 and launched_group() is None)
+            if not is_simple and all(one.grad_req == "null" or one._data is not None for one in trainer._params):
+                plan_of(trainer)
+    except Exception:  # the step makes the plan, too, and says it
+        gradients.made.clear()
+    return 0
+
+
+provide("plan_steps", _plan_steps)
 
 
 # A trainer has one optimizer for all devices. Beside the states of each device, it keeps what its calls change: counts

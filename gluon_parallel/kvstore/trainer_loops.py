@@ -22,12 +22,14 @@ from .background_sum import BackgroundSum
 from .base import Store
 from .collective import committing
 from .contract import contract, is_distributed
-from .handshake import ONE_DIVISOR, ONE_RATE, differ, divided_by
+from .handshake import FEWER_PASSES, ONE_DIVISOR, ONE_RATE, differ, divided_by
 from .reserved_keys import REACHED_PARAMETERS
 from .servers import Servers
 from .step_plan import StepPlan, count_once, one_by_one, plan_of, update_copies
 
 _sums_over_devices: weakref.WeakSet = weakref.WeakSet()  # trainers without a store, whose devices are summed over here
+# Parameters that a backward pass has reached, or whose gradients were looked at, in the loop of any trainer.
+_known: weakref.WeakSet = weakref.WeakSet()
 _loops: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # trainer -> _Loop
 
 
@@ -48,33 +50,39 @@ class _Loop:
         self.in_step = False  # whether trainer.step runs, which divides by one number for sum and update
         self.refuses = False  # whether a step is under way that refuses parameters without fresh gradients
         self.is_separate: bool | None = None  # whether nobody sums the gradients; None where that is not known yet
-        self.known: set[str] = set()  # names of parameters that were reached, or whose gradient was looked at
-        self.all_known: StepPlan | None = None  # the plan all of whose parameters are known
+        self.all_known: StepPlan | None = None  # the plan all of whose parameters are known, see `_known`
+        self.devices: np.ndarray | None = None  # whether each had a gradient in the last sum; None if all had
         self.sums_in_step = False  # whether the step that is under way has summed
         self.has_warned = False
         self._own: list[bool] = []  # in the last sum, whether each parameter was reached
         self._divisor = 0.0  # 1 / what the last update divided by
-        self._has_changed = False  # whether the divisor in the last sum was another one than before
+        self._passes = 0  # backward passes before the last sum that had any
+        self._has_changed = False  # whether a number in the last sum may be refused, so that it is read at once
         self._total: Any = None  # the last sum, and its values once they are read
         self._values: np.ndarray | None = None
         self._sum: BackgroundSum | None = None
 
-    def counts(self, trainer: Any, own: list[bool], updates: bool) -> Any:
+    def counts(self, trainer: Any, own: list[bool], updates: bool, num_passes: int = 0) -> Any:
         """How many processes have reached each of the trainer's parameters; waits only where this one has not all.
 
         The same sum holds what each process divides by, and its learning rate, if it `updates` by these gradients at
-        once. Those of the sum before, which has arrived, are compared.
+        once, and the number of backward passes, below 0 if it is smaller than before. Those of the sum before, which
+        has arrived, are compared.
         """
         store, num = contract(trainer._kvstore), len(own)
         if self._sum is None:
-            self._sum = BackgroundSum(trainer._kvstore, REACHED_PARAMETERS, num + 2 * store.num_workers)
+            self._sum = BackgroundSum(trainer._kvstore, REACHED_PARAMETERS, num + 3 * store.num_workers)
         if self._total is not None:  # it has arrived, or the next sum would wait for it, too
             self._compare_numbers(trainer, self._read()[num:])
-        numbers = [0.0] * (2 * store.num_workers)
+        numbers = [0.0] * (3 * store.num_workers)
+        has_fewer = 0 < num_passes < self._passes
+        numbers[2 * store.num_workers + store.rank] = -num_passes if has_fewer else num_passes
+        self._passes, self._has_changed = num_passes or self._passes, has_fewer
         if updates:
             numbers[store.rank] = trainer._optimizer.rescale_grad
             numbers[store.num_workers + store.rank] = trainer._optimizer.learning_rate
-            self._has_changed, self._divisor = numbers[store.rank] != self._divisor, numbers[store.rank]
+            self._has_changed |= numbers[store.rank] != self._divisor
+            self._divisor = numbers[store.rank]
         self._own, self._total, self._values = own, self._sum.sum([*own, *numbers]), None
         missing = any(not flag for flag, parameter in zip(own, trainer._params) if parameter.grad_req != "null")
         return self._read()[:num] if missing else own
@@ -87,7 +95,7 @@ class _Loop:
         return self._values
 
     def before_update(self, trainer: Any) -> None:
-        """Refuse an update where another process divides by another number.
+        """Refuse an update where another process divides by another number, or this one has missed a backward pass.
 
         It waits only where this process's number has changed; the other processes then notice at their next sum.
         """
@@ -99,11 +107,20 @@ class _Loop:
             self._compare_numbers(trainer, self._read()[len(self._own) :])
 
     def _compare_numbers(self, trainer: Any, numbers: np.ndarray) -> None:
-        """Refuse different divisors, or learning rates; 0 stands for a process that is not about to update."""
+        """Refuse different divisors, or learning rates; 0 stands for a process that is not about to update.
+
+        Also refuse where a process has made fewer backward passes than the others, and than before: it had no samples
+        in the last one, and its gradients are those of an earlier pass.
+        """
         store = contract(trainer._kvstore)
+        divisors, rates, passes = np.split(numbers, 3)
+        if (passes < 0).any() and abs(passes[passes < 0]).min() < abs(passes).max():
+            self._total = None
+            said = {rank: f"make {abs(num):.0f} backward passes" for rank, num in zip(store.ranks, passes) if num}
+            raise differ(f"gluon.Trainer, before one step with {store.type!r}", said, FEWER_PASSES)
         for remedy, values, say in (
-            (ONE_DIVISOR, numbers[: store.num_workers], lambda value: divided_by(trainer._scale / value)),
-            (ONE_RATE, numbers[store.num_workers :], "train with the learning rate {:.6g}".format),
+            (ONE_DIVISOR, divisors, lambda value: divided_by(trainer._scale / value)),
+            (ONE_RATE, rates, "train with the learning rate {:.6g}".format),
         ):
             known = values[values != 0]
             if known.size and np.ptp(known) > 1e-6 * abs(known).max():  # MXNet's servers may keep float32
@@ -146,7 +163,12 @@ def allreduce_grads(allreduce_in_mxnet: Callable[..., None], trainer: Any) -> No
         return
     loop, plan = _loop(trainer), plan_of(trainer)
     own = plan.reached()
+    before, loop.devices = loop.devices, None if own is plan.places else np.any(plan.marks, axis=0)
+    if before is not None and loop.devices is not None:
+        _refuse_sum_per_device(trainer, loop, before)
     plan.refuse_second_sum(own)
+    if fresh.clipped:
+        fresh.refuse_clipped(plan.parameters, _sums_over_processes(trainer))
     reached = _reached(trainer, loop, plan, own)
     if not is_distributed(trainer._kvstore) and (len(own) < len(plan.places) or loop.all_known is not plan):
         _check_left_out(trainer, loop, plan)
@@ -167,9 +189,33 @@ def allreduce_grads(allreduce_in_mxnet: Callable[..., None], trainer: Any) -> No
         _warn_of_zeros(trainer, plan.parameters[next(place for place in reached if place not in {*known})])
 
 
+def _sums_over_processes(trainer: Any) -> bool:
+    return is_distributed(trainer._kvstore) and "async" not in trainer._kvstore.type
+
+
+def _refuse_sum_per_device(trainer: Any, loop: _Loop, before: np.ndarray) -> None:
+    """Refuse a step within the loop over the devices, where each has its gradients alone, or warn if it leaves out any.
+
+    Batches with few samples fill the first devices. So later ones have gradients without the first only in such a loop,
+    right after a step in which they had none.
+    """
+    here = loop.devices
+    if here is None or here[0] or not here.any() or not before.any() or (here & before).any():
+        return
+    names = [str(device) for device, has in zip(trainer._contexts, here) if has]
+    text = (
+        f"gluon.Trainer sums over {trainer._contexts}, but only {', '.join(names)} has new gradients, and in the step "
+        "before others had. Call trainer.step(num_samples) once for all devices, behind the loop over them, with the "
+        "number of all samples. Where some devices are meant to have no samples, let it be the last ones"
+    )
+    if loop.refuses:
+        raise GradientUnavailable(f"{text}, or call step with ignore_stale_grad=True")
+    warn(text, InexactUpdate)
+
+
 def _sends_zeros(trainer: Any) -> bool:
     """Whether the store updates when all processes have sent a gradient, so that this one cannot leave any out."""
-    return _updates_on_store(trainer) and is_distributed(trainer._kvstore) and "async" not in trainer._kvstore.type
+    return _updates_on_store(trainer) and _sums_over_processes(trainer)
 
 
 def _reached(trainer: Any, loop: _Loop, plan: StepPlan, own: Sequence[int]) -> Sequence[int]:
@@ -180,7 +226,8 @@ def _reached(trainer: Any, loop: _Loop, plan: StepPlan, own: Sequence[int]) -> S
     if not is_distributed(store) or _updates_on_store(trainer):
         return own
     found = {plan.numbers[place] for place in own}
-    counts = loop.counts(trainer, [number in found for number in range(len(trainer._params))], updates=loop.in_step)
+    reached, num_passes = [number in found for number in range(len(trainer._params))], plan.count_passes()
+    counts = loop.counts(trainer, reached, loop.in_step, num_passes if own else 0)
     return [place for place in plan.places if counts[plan.numbers[place]]]
 
 
@@ -188,17 +235,17 @@ def _check_left_out(trainer: Any, loop: _Loop, plan: StepPlan) -> None:
     """Refuse parameters without gradients before anything is changed: those of this step, or that the caller wrote."""
     for place, parameter in enumerate(plan.parameters):
         if plan.marks[place].any() or parameter in fresh.summed:
-            loop.known.add(parameter.name)
+            _known.add(parameter)
         elif loop.refuses:
             raise _stale(parameter, "nothing has been updated")
-        elif _updates_on_store(trainer) and parameter.name not in loop.known:
-            loop.known.add(parameter.name)
+        elif _updates_on_store(trainer) and parameter not in _known:
+            _known.add(parameter)
             if any(as_legacy(gradient).asnumpy().any() for gradient in parameter._grad):
                 raise GradientUnavailable(
                     f"the gradients of {parameter.name} were written by no backward pass, so ignore_stale_grad=True "
                     "leaves it out. Mark them before: for array in parameter.list_data(): array._fresh_grad = True"
                 )
-    loop.all_known = plan if all(parameter.name in loop.known for parameter in plan.parameters) else None
+    loop.all_known = plan if all(parameter in _known for parameter in plan.parameters) else None
 
 
 def _stale(parameter: Any, what_happened: str) -> UserWarning:

@@ -1,4 +1,4 @@
-/* Copies of the same arrays on the devices of this process: their sums, and the marks of their gradients. */
+/* Copies of the same arrays on the devices of this process: their sums. */
 #include "copies.h"
 
 #include <stdlib.h>
@@ -87,26 +87,6 @@ EXPORT int64_t gp_push_sums(const CopySums *sums, int64_t priority)
         }
     }
     return 0;
-}
-
-/* Write to `marks`, `num` bytes, whether the gradient of each array is fresh; returns the number of fresh ones. */
-EXPORT int64_t gp_get_marks(void **handles, int64_t num, int8_t *marks)
-{
-    int64_t found = 0;
-    for (int64_t i = 0; i < num; i++) {
-        int mark = 0;
-        gp_external.MXNDArrayGetGradState(handles[i], &mark);
-        marks[i] = mark != 0;
-        found += marks[i];
-    }
-    return found;
-}
-
-/* Mark the gradients of these arrays as fresh, or as not. */
-EXPORT void gp_set_marks(void **handles, int64_t num, int64_t mark)
-{
-    for (int64_t i = 0; i < num; i++)
-        gp_external.MXNDArraySetGradState(handles[i], (int)mark);
 }
 
 /* A value is NaN or infinite where all bits of its exponent are set. */

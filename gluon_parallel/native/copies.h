@@ -1,4 +1,4 @@
-/* Copies of the same arrays on the devices of this process: their sums, and the marks of their gradients. */
+/* Copies of the same arrays on the devices of this process: their sums. */
 #ifndef COPIES_H
 #define COPIES_H
 

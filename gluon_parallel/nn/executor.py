@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import os
 import threading
@@ -10,6 +11,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Callable
 
+from ..allreduce import gradients
 from ..compat import mx
 from ..compat.replacing import stands_for
 from .for_cpu import for_cpu, is_faster_on
@@ -118,7 +120,11 @@ def executor(sym: mx.sym.Symbol, flags: _Flags = ()) -> mx.nd.CachedOp:
 def _synchronised(symbol: mx.sym.Symbol, flags: _Flags, block: mx.gluon.Block | None) -> mx.nd.CachedOp:
     running, groups = synchronised(symbol, block)
     if not groups:
-        return watched(_Plain(running, flags), running, block, lambda graph: _CachedOp(graph, flags))
+
+        def make() -> mx.nd.CachedOp:
+            return watched(_Plain(running, flags), running, block, lambda graph: _CachedOp(graph, flags))
+
+        return _StaticShape(make, block) if block is not None and dict(flags).get("static_shape") else make()
     # With `static_shape` MXNet does not tell its engine that the operator changes the running statistics, so whatever
     # else touches them at that time, such as the trainer's first step, which copies all parameters, may undo an update.
     flags = [(name, value) for name, value in flags if name != "static_shape"]
@@ -147,15 +153,65 @@ class CachedOp(_CachedOp, metaclass=_AnyExecutor):
     __signature__ = inspect.signature(_CachedOp)
 
 
-class _Faster(_CachedOp):
-    """Two executors of one graph: a faster one for inputs that it suits, and the other one."""
+class _Others(_CachedOp):
+    """Calls other executors, of which one has the handle and frees it."""
 
-    def __init__(self, faster: mx.nd.CachedOp, plain: mx.nd.CachedOp, first_input: int) -> None:
-        self.handle, self.is_np_sym, self._monitor_callback = faster.handle, faster.is_np_sym, None
-        self._faster, self._plain, self._first_input = faster, plain, first_input
+    def __init__(self, executor: mx.nd.CachedOp) -> None:
+        self._monitor_callback = None
+        self._stand_for(executor)
+
+    def _stand_for(self, executor: mx.nd.CachedOp) -> None:
+        self.handle, self.is_np_sym = executor.handle, executor.is_np_sym
 
     def __del__(self) -> None:
         """Leave the handle to the executor whose it is."""
+
+
+class _StaticShape(_Others):
+    """MXNet's executor with ``static_shape``, made anew where a parameter has other gradients than before.
+
+    It keeps pointers to the gradients of the last pass on each device. Those of a parameter that was frozen, and
+    trained again without a pass on that device meanwhile, may be where the old ones were, so that MXNet takes them for
+    the same.
+    """
+
+    def __init__(self, make: Callable[[], mx.nd.CachedOp], block: mx.gluon.Block) -> None:
+        self._make, self._running = make, make()
+        self._hooks: list[tuple] = []
+        self._parameters = [one for is_input, one in block._cached_op_args if not is_input]
+        self._num_made, self._numbers = gradients.num_made, self._find()
+        super().__init__(self._running)
+
+    def _find(self) -> list[int]:
+        return [gradients.numbers.get(parameter, 0) for parameter in self._parameters]
+
+    def __call__(self, *args: mx.nd.NDArray, **kwargs: Any) -> Any:
+        if self._num_made != gradients.num_made:
+            self._look()
+        return self._running(*args, **kwargs)
+
+    def _look(self) -> None:
+        """Gradients were made, of whatever parameter."""
+        with _lock:
+            num_made, found = gradients.num_made, self._find()
+            if found != self._numbers:
+                self._running = self._make()
+                self._stand_for(self._running)
+                for hook in self._hooks:
+                    self._running._register_op_hook(*hook)
+            self._num_made, self._numbers = num_made, found
+
+    def _register_op_hook(self, *args: Any) -> None:
+        self._hooks.append(args)
+        self._running._register_op_hook(*args)
+
+
+class _Faster(_Others):
+    """Two executors of one graph: a faster one for inputs that it suits, and the other one."""
+
+    def __init__(self, faster: mx.nd.CachedOp, plain: mx.nd.CachedOp, first_input: int) -> None:
+        self._faster, self._plain, self._first_input = faster, plain, first_input
+        super().__init__(faster)
 
     def __call__(self, *args: mx.nd.NDArray, **kwargs: Any) -> Any:
         chosen = self._faster if is_faster_on(args[self._first_input]) else self._plain

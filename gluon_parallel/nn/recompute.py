@@ -16,6 +16,7 @@ from ..compat.replacing import stands_for
 from ..device_threads.seeds import seed_this_thread
 from ..device_threads.thread import thread_of
 from ..engine import make_plain
+from ..native import function
 from .blocks import blocks_of, draws_random_numbers
 from .executor import building, finish_initialization
 from .frozen_weights import has_graph
@@ -28,6 +29,7 @@ _UNDEFINED = mx.nd.ndarray._STORAGE_TYPE_UNDEFINED
 _marked: weakref.WeakSet[mx.gluon.Block] = weakref.WeakSet()
 _graphs: weakref.WeakValueDictionary[str, _Graph] = weakref.WeakValueDictionary()  # by the name in operators
 _call_in_mxnet = mx.gluon.HybridBlock._call_cached_op
+_leave_out_passes = function("gp_leave_out_passes", 0, keeps_lock=True)
 _flatten, _regroup = mx.gluon.block._flatten, mx.gluon.block._regroup
 
 
@@ -187,6 +189,7 @@ class _Graph:
                 wanted.append((argument, own, "write"))
             else:
                 wanted.append((argument, gradient, "add" if req == "add" else "write"))
+        _leave_out_passes()
         with self._lock:
             mx.autograd.mark_variables(*map(list, zip(*wanted)))
             with mx.autograd.record(train_mode=is_train):

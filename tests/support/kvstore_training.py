@@ -71,6 +71,33 @@ def check_processes_that_divide_by_different_numbers_are_refused(store):
             train(num, "step")
 
 
+def check_a_process_without_samples_sends_no_gradients_of_an_earlier_pass(store):
+    """It is refused, and one more pass on a process alone is not. Clipping before the sum is refused everywhere."""
+    net = gluon.nn.Dense(1, in_units=1, use_bias=False)
+    net.initialize(mx.init.Zero(), ctx=DEVICES[:1])
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5}, kvstore=store, update_on_kvstore=False)
+
+    def backward(num_passes):
+        for _ in range(num_passes):
+            with mx.autograd.record():
+                loss = gluon.loss.L2Loss()(net(nd.ones((1, 1))), nd.ones((1, 1)))
+            loss.backward()
+
+    for num_passes in (2, 3 if store.rank == 0 else 2, 2):  # of a generator and a discriminator, say
+        backward(num_passes)
+        trainer.step(store.num_workers)
+    weight = net.weight.data().asscalar()
+    assert abs(weight - (1 - 0.5**3)) < 1e-6
+    with pytest.raises(gp.errors.WorkersDiffer, match="makes? 2 backward passes, .*makes? 1 backward pass.*_fresh_grad"):
+        for _ in range(2):  # a process that has made no fewer than before hears of it at the next step
+            backward(2 if store.rank == 0 else 1)
+            trainer.step(store.num_workers)
+    backward(2)
+    gluon.utils.clip_global_norm([net.weight.grad()], 1e-3)
+    with pytest.raises(gp.errors.GradientUnavailable, match=r"before they were summed, by the norm of .* one process"):
+        trainer.step(store.num_workers)
+
+
 def check_counts_are_not_compressed(store):
     """Where gradients are compressed, numbers of samples and of processes that go on are not."""
     num = [40000 + 32 * rank for rank in range(store.num_workers)]  # float16 knows these gradients, but not their sum

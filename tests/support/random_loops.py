@@ -29,25 +29,31 @@ class Loop:
     backward: str  # "joint", "each" or "autograd.grad", whose gradients are written and marked
     optimizer: str
     hybridize: bool
-    batches: tuple  # (size, branches of the net that it uses, whether the update is made)
+    # (size, branches of the net that it uses, whether the update is made); the size of a pass before it, 0: none
+    batches: tuple
 
     @classmethod
-    def draw(cls, rng, ways=("step", "allreduce_grads", "gp.allreduce"), num=7, in_parts=True):
-        """A random one. Only with ``ignore_stale_grad`` and `in_parts` a batch may use a part of the net."""
+    def draw(cls, rng, ways=("step", "allreduce_grads", "gp.allreduce"), num=7, in_parts=True, with_unused=True):
+        """A random one. Only with ``ignore_stale_grad`` and `in_parts` a batch may use a part of the net.
+
+        With `with_unused`, passes whose gradients the next pass overwrites come before some batches.
+        """
         way, ignore = str(rng.choice(ways)), bool(rng.integers(2))
         in_parts = in_parts and ignore and bool(rng.integers(2))
         leaves_out = way == "allreduce_grads" or (way == "gp.allreduce" and not in_parts)  # which sums what it is given
         accumulate = int(rng.choice([1, 1, 1, 2]))
+        backward = str(rng.choice(["joint", "each", "autograd.grad"] if accumulate == 1 else ["joint", "each"]))
+        with_unused = with_unused and backward != "autograd.grad"  # marks that the loop sets tell nothing of passes
 
         def batch():
             size = int(rng.choice([1, 2, 3, 4, 5, 7]))
             used = tuple(branch for branch in range(BRANCHES) if not in_parts or rng.integers(3))
-            return size, used, not leaves_out or bool(rng.integers(5))
+            unused = int(rng.choice([0, 0, 1, 2, 6])) if with_unused else 0
+            return size, used, not leaves_out or bool(rng.integers(5)), unused
 
         return cls(
             way, ignore, accumulate, bool(rng.integers(2)), str(rng.choice(["one", "two heads", "sum of two"])),
-            str(rng.choice(["joint", "each", "autograd.grad"] if accumulate == 1 else ["joint", "each"])),
-            str(rng.choice(["sgd", "momentum", "adam", "schedule"])), bool(rng.integers(2)),
+            backward, str(rng.choice(["sgd", "momentum", "adam", "schedule"])), bool(rng.integers(2)),
             tuple(batch() for _ in range(num * accumulate)),
         )  # fmt: skip
 
@@ -92,7 +98,10 @@ def train(loop, seed, devices, store="device", update_on_kvstore=None, rank=0, n
     if loop.hybridize:
         net.hybridize()
     trainer = loop.trainer(net, store, update_on_kvstore)
-    for number, (size, used, updates) in enumerate(loop.batches):
+    for number, (size, used, updates, unused) in enumerate(loop.batches):
+        if unused:
+            before = [nd.array(rng.normal(size=(unused, width)), dtype="float64") for width in (3, 2)]
+            backward(loop, net, before, devices, range(BRANCHES), unused)
         x, y = (rng.normal(size=(size, width))[rank::num_workers] for width in (3, 2))
         if len(x) and used:
             backward(loop, net, [nd.array(part, dtype="float64") for part in (x, y)], devices, used, size)
@@ -161,7 +170,8 @@ def main(store, update_on_kvstore, num_devices, *seeds):
     on_servers = store.startswith("dist") and update_on_kvstore is not False
     ways = ("step",) if on_servers else ("step", "allreduce_grads")
     for seed in map(int, seeds):
-        loop = Loop.draw(np.random.default_rng(seed), ways, in_parts=not on_servers)  # they update every parameter
+        # The servers update every parameter. A process without samples that has made an earlier pass is refused.
+        loop = Loop.draw(np.random.default_rng(seed), ways, in_parts=not on_servers, with_unused=False)
         opened = gp.kvstore.create(store)
         devices = [mx.cpu(number) for number in range(int(num_devices))]
         wanted = train(loop, seed, devices[:1])

@@ -1,0 +1,85 @@
+"""Marks of gradients: which copies the newest backward pass over the devices has written.
+
+`native/marks.c` has the rule. MXNet's own mark (``_fresh_grad``) tells that some pass has written a copy, maybe one
+that no step has used.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple
+
+import numpy as np
+
+from ..compat import mx
+from ..native import function, library
+from ..native.records import C, address_of
+
+_LIB = mx.base._LIB
+get_marks = function("gp_get_marks", 4, keeps_lock=True)
+set_marks = function("gp_set_marks", 4, keeps_lock=True)
+_watch, _unwatch = function("gp_watch", 1, keeps_lock=True), function("gp_unwatch", 1, keeps_lock=True)
+_LIB.MXAutogradBackwardEx = library().gp_go_backward
+
+
+class _Place(NamedTuple):
+    """Where the marks of a parameter are."""
+
+    marks: Callable[[], Marks | None]
+    number: int  # of the parameter
+    arrays: list[mx.nd.NDArray]  # its values; others have other marks
+
+
+_places: weakref.WeakKeyDictionary[mx.gluon.Parameter, _Place] = weakref.WeakKeyDictionary()
+
+
+class Marks:
+    """The marks of the gradients of parameters that are trained together, each on as many devices.
+
+    Attributes:
+        record: address for :func:`get_marks` and :func:`set_marks`.
+        fresh: (parameters, devices), memory for the result of :func:`get_marks`.
+        passes: (devices,), how many backward passes over each device have reached any of the parameters. The user sets
+            them to 0. Not counted on one device without `is_one_of_several`, other processes.
+    """
+
+    def __init__(self, parameters: Sequence[mx.gluon.Parameter], is_one_of_several: bool = False) -> None:
+        values = [parameter._check_and_get(parameter._data, list) for parameter in parameters]
+        self._arrays = [array for arrays in values for array in arrays]
+        shape = len(values), len(values[0]) if values else 0
+        self.fresh = np.zeros(shape, np.int8)
+        handles = np.array([array.handle.value for array in self._arrays], np.int64)
+        adds = np.array([parameter.grad_req == "add" for parameter in parameters], np.int8)
+        self.passes = np.zeros(shape[1], np.int64)
+        kept = handles, adds, np.zeros(shape, np.int32), *np.zeros((2, shape[1]), np.int8), self.passes
+        record: Any = C.Marks(num_parameters=shape[0], num_copies=shape[1], round=1, has_news=1)
+        for name, memory in zip(("handles", "adds", "rounds", "in_round", "in_last", "passes"), kept):
+            setattr(record, name, address_of(memory))
+        self.record = address_of(record)
+        if shape[1] > 1 or is_one_of_several:  # on one device, what is marked is fresh
+            _watch(self.record)
+        weakref.finalize(self, _forget, record, kept, self._arrays)
+        found = weakref.ref(self)  # whoever makes marks keeps them, and so the arrays
+        _places.update((one, _Place(found, place, one._data)) for place, one in enumerate(parameters))
+
+
+def _forget(record: Any, *_kept: Any) -> None:
+    """Watch these gradients no longer; what was kept for the record may go afterwards."""
+    _unwatch(address_of(record))
+
+
+def _itself(marks: Marks) -> Marks:
+    """A reference that keeps the marks."""
+    return marks
+
+
+def of_parameter(parameter: mx.gluon.Parameter) -> tuple[Marks, int]:
+    """The marks of a parameter with gradients, and its number in them."""
+    place = _places.get(parameter)
+    marks = place.marks() if place is not None and place.arrays is parameter._data else None
+    if place is None or marks is None:  # no trainer's plan has any
+        marks = Marks([parameter])
+        place = _places[parameter] = _Place(functools.partial(_itself, marks), 0, parameter._data)
+    return marks, place.number
