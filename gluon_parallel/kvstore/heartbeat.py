@@ -13,7 +13,8 @@ ASKED = "asked to stop by "  # is sent, with a signal's number, by a process tha
 LISTENS, WRITTEN = "listens to SIGUSR1", "has written"  # are sent by a process with a flight recorder, see its `start`
 SAYS = "says "  # begins what the launcher writes into the logs of all processes
 LOST = "lost "  # is heard, with a number, when the launcher has lost that process
-_VARIABLE = "GLUON_PARALLEL_HEARTBEAT"  # number and inode of an open socket, whose other end the launcher's agent has
+# Number and inode of an open socket, and the number of the process that has the other end: the launcher's agent
+_VARIABLE = "GLUON_PARALLEL_HEARTBEAT"
 
 
 def send(text: str) -> None:
@@ -43,9 +44,10 @@ def lines() -> Iterator[str]:
 
 def _socket() -> Optional[int]:
     """The socket's number; None without a launcher."""
-    number, _, inode = os.environ.get(_VARIABLE, "").partition(":")
-    with contextlib.suppress(OSError):
-        # A process that this one started inherits the variable but not the socket; the number may be another file's.
-        if number and os.fstat(int(number)).st_ino == int(inode):
-            return int(number)
+    with contextlib.suppress(OSError, ValueError):
+        number, inode, agent = map(int, os.environ.get(_VARIABLE, "").split(":"))
+        # A fork of this process, or a program that it starts, inherits the variable, and perhaps the socket; it is no
+        # child of the agent. The number may be another file's.
+        if os.getppid() == agent and os.fstat(number).st_ino == inode:
+            return number
     return None

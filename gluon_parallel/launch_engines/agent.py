@@ -16,7 +16,7 @@ import sys
 import time
 
 ADDRESS, TOKEN, MEMBER = (f"GLUON_PARALLEL_AGENT_{name}" for name in ("ADDRESS", "TOKEN", "MEMBER"))
-HEARTBEAT = "GLUON_PARALLEL_HEARTBEAT"  # number and inode of the socket into which the process reports
+HEARTBEAT = "GLUON_PARALLEL_HEARTBEAT"  # the socket into which the process reports: its number, its inode, and this process
 BLOCKED = (signal.SIGTERM, signal.SIGHUP)  # signals that what starts the agents does not get
 APART = "apart"  # argument of an agent that outlives what has started it
 
@@ -121,9 +121,9 @@ class Agent:
         import ctypes  # here, since the doctor imports this file also where Python has none
 
         self._reports, theirs = socket.socketpair()
-        # With the inode, so that no other file of that number is taken for it
-        name = f"{theirs.fileno()}:{os.fstat(theirs.fileno()).st_ino}"
         libc, me = ctypes.CDLL(None), os.getpid()
+        # With the inode, so that no other file of that number is taken for it; and for a child of this process alone
+        name = f"{theirs.fileno()}:{os.fstat(theirs.fileno()).st_ino}:{me}"
 
         def die_with_the_agent():
             libc.prctl(_PDEATHSIG, signal.SIGKILL)

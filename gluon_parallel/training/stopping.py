@@ -3,15 +3,14 @@
 import contextlib
 import os
 import signal
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Callable, Optional
 
+from ..forks import signals_handled
 from ..kvstore import heartbeat
 from ..kvstore.background_sum import BackgroundSum
 from ..kvstore.reserved_keys import STOP
-
-SIGNALS: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from .worker_pools import SIGNALS, left_to_this_process
 
 _signal: Optional[int] = None
 
@@ -70,22 +69,5 @@ def postponed(is_main: Callable[[], bool], only_main: bool = False) -> Iterator[
             with contextlib.suppress(OSError):  # SIGHUP: the terminal is gone
                 os.write(2, b"\nStopping after this step" + hint + b".\n")
 
-    with signals_handled(dict.fromkeys(SIGNALS, note)):
+    with left_to_this_process(), signals_handled(dict.fromkeys(SIGNALS, note)):
         yield
-
-
-@contextlib.contextmanager
-def signals_handled(handlers: Mapping[int, Any]) -> Iterator[None]:
-    """Within this block, each of these signals calls its function of (number, frame); SIGHUP not under ``nohup``."""
-    if threading.current_thread() is not threading.main_thread():  # Python delivers signals nowhere else
-        handlers = {}
-    before = {
-        number: signal.signal(number, handler) for number, handler in handlers.items()
-        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
-    }  # fmt: skip
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            if signal.getsignal(number) is handlers[number]:  # a later block may have begun before this one ended
-                signal.signal(number, handler)

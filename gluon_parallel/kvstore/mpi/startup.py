@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import faulthandler
 import os
@@ -19,8 +18,9 @@ from ...compat import environment, mx
 from ...engine import settle
 from ...engine.failures import is_reported
 from ...errors import LOG, StoreUnavailable, WorkerLost
+from ...forks import at_exit, undo_in_forks
 from .. import flight_recorder, heartbeat
-from ..environment import LIMIT, MIN_PROCESSES, default_timeout, refuse_if_alone
+from ..environment import ALONE, LIMIT, MIN_PROCESSES, default_timeout, refuse_if_alone
 from ..handshake import SAME_VERSIONS, differ, leave_without_waiting, spelled, version, words_of
 from .pmix import follow_launcher
 from .progress_engine import ProgressEngine
@@ -61,7 +61,7 @@ def progress_engine() -> ProgressEngine:
                 follow_launcher()
             progress = ProgressEngine(comm, limit)
             engines.append(progress)
-            atexit.register(_leave)
+            at_exit(_leave)
             flight_recorder.start(progress.rank, progress.size, progress)
             progress.shared = map_memory(progress)
         return engines[0]
@@ -181,6 +181,17 @@ def _incomplete(requests: Sequence[Any], deadline: float) -> list[int]:
         waiting -= {number for number in waiting if requests[number].Test()}
         time.sleep(0.001 if waiting else 0)
     return sorted(waiting)
+
+
+def _leave_group() -> None:
+    """In a fork: its stores raise at once. By MPI it would send in the name of the process that it is a fork of."""
+    for progress in engines:
+        progress.disown(StoreUnavailable("store 'mpi': this is a fork of the process that has opened it. " + ALONE))
+    engines.clear()
+    _reasons.clear()
+
+
+undo_in_forks(_leave_group)
 
 
 def leave_because(reason: str) -> None:
