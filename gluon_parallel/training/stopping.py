@@ -45,7 +45,7 @@ class AgreedStop:
 
 @contextlib.contextmanager
 def postponed(is_main: Callable[[], bool], only_main: bool = False) -> Iterator[None]:
-    """Within this block, :data:`SIGNALS` are noted; Ctrl-C after one of them raises KeyboardInterrupt at once.
+    """Within this block, :data:`SIGNALS` are noted; Ctrl-C after one of them raises KeyboardInterrupt, if not launched.
 
     With `only_main`, process 0 (`is_main`) alone stops: SIGTERM to another one is its loss, unless the launcher asks
     all to stop; without a launcher, it ends at once.
@@ -59,7 +59,8 @@ def postponed(is_main: Callable[[], bool], only_main: bool = False) -> Iterator[
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         if _signal is not None:
-            if is_main() and number == signal.SIGINT:
+            # To a launched process the launcher passes on a signal that may have come to all; a second Ctrl-C is its own.
+            if is_main() and number == signal.SIGINT and not heartbeat.is_heard():
                 raise KeyboardInterrupt
             return
         _signal = number
