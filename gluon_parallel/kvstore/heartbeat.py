@@ -8,6 +8,7 @@ from typing import Optional
 LOST_ANOTHER = "lost another"  # is sent by a process that ends because another one has
 WAS_DONE = "was done"  # is sent by a process that had done its work when another one failed
 GOES_ON = "goes on"  # is sent by a process that from now on goes on without others that are lost
+ENDS = "ends"  # is sent by a process that knows that the programs of all have ended
 WAITS_FOR = "waits for "  # is sent, with their numbers, by a process that waits in vain for others
 ASKED = "asked to stop by "  # is sent, with a signal's number, by a process that stops after its step
 LISTENS, WRITTEN = "listens to SIGUSR1", "has written"  # are sent by a process with a flight recorder, see its `start`

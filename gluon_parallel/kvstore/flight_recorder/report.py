@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -280,10 +281,11 @@ def _handle_elsewhere(*_: Any) -> None:
 
 
 def _read(reading: int) -> None:
-    while True:
-        for number in os.read(reading, 64):
-            if number == signal.SIGUSR1 and signal.getsignal(number) is _handle_elsewhere:  # still our handler
-                _handle()
+    with contextlib.suppress(OSError):  # the program has closed all files that it does not know
+        while True:
+            for number in os.read(reading, 64):
+                if number == signal.SIGUSR1 and signal.getsignal(number) is _handle_elsewhere:  # still our handler
+                    _handle()
 
 
 def _leave(writing: int | None) -> None:

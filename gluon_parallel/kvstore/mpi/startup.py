@@ -19,6 +19,7 @@ from ...engine import settle
 from ...engine.failures import is_reported
 from ...errors import LOG, StoreUnavailable, WorkerLost
 from ...forks import at_exit, undo_in_forks
+from ...native import ends_within
 from .. import flight_recorder, heartbeat
 from ..environment import ALONE, LIMIT, MIN_PROCESSES, default_timeout, refuse_if_alone
 from ..handshake import SAME_VERSIONS, differ, leave_without_waiting, spelled, version, words_of
@@ -30,6 +31,10 @@ from .transport import PICKLE, made_within_limit
 _HELLO = 70  # MPI's tag
 _RETURN_FAILURES, _TRANSPORTS = "OMPI_MCA_mpi_ft_enable", "OMPI_MCA_btl"
 _GRACE = 2.0  # seconds after the limit in which process 0 says who is missing
+_UNFINISHED = (
+    "process {0.rank} of {0.size}: all processes have ended their programs, but MPI_Finalize did not return within "
+    "{0.timeout:g} s, so this one ends without it. Were its connections closed, as by os.closerange?"
+)
 _FAREWELL = 10  # timeouts that a process waits for the others at its end: rank 0 may still evaluate and write
 
 _lock = threading.Lock()
@@ -239,8 +244,10 @@ def _leave() -> None:
         if was_done and progress.failure is None:
             _exit(0)  # a process was lost that, like this one, was done
     if progress.failure is None and not reason and not missing:
+        heartbeat.send(heartbeat.ENDS)
         if not MPI.Is_finalized() and progress.size == MPI.COMM_WORLD.size:  # after a loss it may wait for ever
-            MPI.Finalize()
+            with ends_within(progress.timeout, f"gluon_parallel: {_UNFINISHED.format(progress)}"):
+                MPI.Finalize()
         return
     if was_done and progress.failure is not None:
         heartbeat.send(heartbeat.WAS_DONE)  # another process failed later, and says why
