@@ -55,8 +55,8 @@ from .training.start import start as start
 
 # Modules that the imports above leave here; dir() shows the public API alone.
 _INSIDE = """
-    commands compat cores cuda data_parallel device_threads engine launch_engines loss_checks native patches sample_loss
-    split training
+    commands compat cores cuda data_parallel device_threads engine forks launch_engines loss_checks native patches
+    sample_loss split training
 """.split()
 
 

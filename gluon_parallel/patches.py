@@ -1,5 +1,6 @@
 """What the import of this package replaces in MXNet, in this order; the page architecture.md lists the rest too."""
 
+import multiprocessing.pool
 from typing import Any, Callable, NamedTuple
 
 from .allreduce import gradients
@@ -8,6 +9,7 @@ from .compat.replacing import stands_for
 from .kvstore import clients, factory, separate_training, trainer_loops
 from .kvstore.environment import launched_group
 from .nn import convert, executor, frozen_weights
+from .training import worker_pools
 from .training.checkpoint.files import load_arrays, load_states
 
 _trainer, _module = mx.gluon.Trainer, mx.mod.Module
@@ -59,6 +61,7 @@ WRAPPERS_IN_GROUPS = [  # only in processes that were started as a group, for th
     Patch(mx.autograd, "backward", separate_training.count_backward),
     Patch(mx.nd.NDArray, "backward", separate_training.count_backward),
 ]
+WRAPPERS_OF_PYTHON = [Patch(multiprocessing.pool.Pool, "__init__", worker_pools.make)]
 
 
 def _wrapped(owner, name, wrapper):
@@ -76,5 +79,6 @@ def apply():
     """Apply all patches. The end of the package's import calls it, once: a second call would wrap twice."""
     for owner, name, ours in REPLACEMENTS:
         setattr(owner, name, ours)
-    for owner, name, ours in WRAPPERS + (WRAPPERS_IN_GROUPS if launched_group() is not None else []):
+    in_groups = WRAPPERS_IN_GROUPS if launched_group() is not None else []
+    for owner, name, ours in WRAPPERS + in_groups + WRAPPERS_OF_PYTHON:
         setattr(owner, name, _wrapped(owner, name, ours))

@@ -30,6 +30,11 @@ if "GLUON_PARALLEL_FLIGHT_RECORDER" not in os.environ:  # not among the user's r
     _flight_recorder = tempfile.TemporaryDirectory()  # of this process and of all that it starts
     os.environ["GLUON_PARALLEL_FLIGHT_RECORDER"] = _flight_recorder.name
 
+# Tests send these signals, also where whoever runs the tests in the background, or under nohup, ignores them.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
+
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.device_threads.thread import device_threads

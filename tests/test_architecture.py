@@ -19,7 +19,7 @@ PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text("utf-8")
 
 # From the lowest layer to the highest. In the lowest one, modules may use those before them.
 LAYERS = [
-    ["errors", "native", "cuda", "cores", "compat", "device_threads", "engine"],
+    ["forks", "errors", "native", "cuda", "cores", "compat", "device_threads", "engine"],
     ["devices", "split", "allreduce", "archive", "sample_loss"],
     ["kvstore", "loss_checks"],
     ["launch_engines", "communication_hooks"],

@@ -1,7 +1,10 @@
 """Environment variables of a launched process: its group, whom it goes on without, and the limit for every wait."""
 
+import contextlib
 import os
 import threading
+import zlib
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Optional
 
 from ..engine import push
@@ -54,9 +57,49 @@ _STARTERS = (
     ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "srun", "mpi", _SRUN),
 )
 
+# What tells the places of processes in groups apart, beside the numbers of processes and ranks
+_PLACES = ("PMIX_NAMESPACE", "PMI_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT",
+           "HOROVOD_GLOO_RENDEZVOUS_PORT", "GLUON_PARALLEL_HEARTBEAT")  # fmt: skip
+_TAKEN = "GLUON_PARALLEL_TAKEN"  # number of the process that has taken its place in the group, and which place
+ALONE = "A fork of a process of a group, or a program that it starts, is alone: create the store 'device' there"
+
+
+def _place() -> str:
+    names = [*(name for starter in _STARTERS for name in starter[:2]), *_PLACES]
+    text = "\0".join(os.environ.get(name, "") for name in names)
+    return f"{zlib.crc32(text.encode()):x}" if text.strip("\0") else ""
+
+
+@contextlib.contextmanager
+def taking_place() -> Iterator[None]:
+    """Take this process's place in the group, in a block that opens a store of it; given back if the block raises.
+
+    From then on the forks of this process, and the programs that it starts, which inherit the variables of its place,
+    are no processes of the group.
+    """
+    before, place = os.environ.get(_TAKEN), _place()
+    if place:
+        os.environ[_TAKEN] = f"{os.getpid()}:{place}"
+    try:
+        yield
+    except BaseException:
+        if before is None:
+            os.environ.pop(_TAKEN, None)
+        else:
+            os.environ[_TAKEN] = before
+        raise
+
+
+def taken_by() -> Optional[int]:
+    """The process that has taken the place that this one's variables name; None: this one has, or may take it."""
+    process, _, place = os.environ.get(_TAKEN, "").partition(":")
+    if process and place == _place() and int(process) != os.getpid():
+        return int(process)
+    return None
+
 
 def launched_group() -> Optional[LaunchedGroup]:
-    """The group of several processes that this one was started in, or None.
+    """The group of several processes that this one was started in and may take part in, or None.
 
     Example:
         >>> os.environ["OMPI_COMM_WORLD_SIZE"] = "4"
@@ -64,6 +107,8 @@ def launched_group() -> Optional[LaunchedGroup]:
         ("Open MPI's mpirun", 4)
         >>> del os.environ["OMPI_COMM_WORLD_SIZE"]
     """
+    if taken_by() is not None:
+        return None
     for variable, rank_variable, starter, usual_store, advice in _STARTERS:
         text = os.environ.get(variable, "")
         if not text.isdecimal():
@@ -88,7 +133,8 @@ def launched_rank() -> int:
 def store_name() -> str:
     """The store to create for "auto": ``GLUON_PARALLEL_KVSTORE``, or that of :func:`launched_group`, or "device"."""
     group = launched_group()
-    return (os.environ.get("GLUON_PARALLEL_KVSTORE") or "device") if group is None else group.store
+    alone = "device" if taken_by() is not None else os.environ.get("GLUON_PARALLEL_KVSTORE") or "device"
+    return alone if group is None else group.store
 
 
 def refuse_if_alone(store: str, num_workers: int, library: str) -> None:

@@ -8,7 +8,7 @@ from ..compat import mx
 from ..errors import StoreUnavailable
 from . import heartbeat, separate_training
 from .contract import contract
-from .environment import store_name
+from .environment import ALONE, store_name, taken_by, taking_place
 from .horovod import Horovod
 from .mpi.store import MPI
 from .servers import Servers, the_store
@@ -38,7 +38,8 @@ def create(name: str = "local") -> Any:
 
     Raises:
         StoreUnavailable: the library under the store is missing, nobody has started its servers, or this process was
-            started as one of several and the library does not see the others.
+            started as one of several and the library does not see the others; or it is a fork of a process of a
+            group, or a program that such a process has started. ``auto`` is ``device`` there, with a warning.
         WorkersDiffer: another process runs other versions.
         WorkerLost: another process does not come within the limit.
         ValueError: there is no store of that name.
@@ -47,14 +48,18 @@ def create(name: str = "local") -> Any:
         >>> create("local").num_workers
         1
     """
+    if isinstance(name, str) and name.lower() == "auto":
+        separate_training.note_child()
     name = known_name(name)
     if name.lower() == "nccl" and not mx.runtime.Features().is_enabled("NCCL"):
         raise StoreUnavailable("the store 'nccl' needs an MXNet that was built with NCCL; 'device' does the same work")
     over_servers = name.lower().startswith("dist")
-    if over_servers or name.lower() in OURS:
-        heartbeat.send("arrived")  # from now on it waits for all processes
     is_worker = os.environ.get("DMLC_ROLE", "worker") == "worker"  # a server makes itself a store, too
-    store = the_store(name, _create_in_mxnet) if over_servers and is_worker else _create_in_mxnet(name)
+    if not over_servers and name.lower() not in OURS:
+        return separate_training.note_store(_create_in_mxnet(name))
+    with taking_place():
+        heartbeat.send("arrived")  # from now on it waits for all processes
+        store = the_store(name, _create_in_mxnet) if over_servers and is_worker else _create_in_mxnet(name)
     return separate_training.note_store(store)
 
 
@@ -74,6 +79,11 @@ def known_name(name: str) -> str:
         close = difflib.get_close_matches(lower, ("auto", *NAMES), n=1)
         meant = f"did you mean {close[0]!r}? " if close else ""
         raise ValueError(f"kvstore: there is no store {name!r}; {meant}expected auto or one of {', '.join(NAMES)}")
+    if (lower.startswith("dist") or lower in OURS) and (process := taken_by()) is not None:
+        raise StoreUnavailable(
+            f"the store {name!r}: process {process}, of which this one is a fork or a child, has taken its place in the "
+            f"group. {ALONE}"
+        )
     if lower.startswith("dist") and "DMLC_NUM_WORKER" not in os.environ:
         raise StoreUnavailable(
             f"the store {name!r} meets other processes at MXNet's servers, and nobody has started these for this "

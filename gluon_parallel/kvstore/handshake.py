@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import os
 import platform
@@ -14,6 +13,7 @@ import numpy as np
 
 from ..compat import MXNET_VERSION
 from ..errors import WorkersDiffer
+from ..forks import at_exit
 
 _PROTOCOL = 1  # of the messages; another number cannot be understood
 _BYTES = 160  # of a process's words that the others can be shown
@@ -97,4 +97,4 @@ def leave_without_waiting() -> None:
         sys.stderr.flush()
         os._exit(1)
 
-    atexit.register(leave)
+    at_exit(leave)

@@ -8,12 +8,14 @@ from typing import Optional
 LOST_ANOTHER = "lost another"  # is sent by a process that ends because another one has
 WAS_DONE = "was done"  # is sent by a process that had done its work when another one failed
 GOES_ON = "goes on"  # is sent by a process that from now on goes on without others that are lost
+ENDS = "ends"  # is sent by a process that knows that the programs of all have ended
 WAITS_FOR = "waits for "  # is sent, with their numbers, by a process that waits in vain for others
 ASKED = "asked to stop by "  # is sent, with a signal's number, by a process that stops after its step
 LISTENS, WRITTEN = "listens to SIGUSR1", "has written"  # are sent by a process with a flight recorder, see its `start`
 SAYS = "says "  # begins what the launcher writes into the logs of all processes
 LOST = "lost "  # is heard, with a number, when the launcher has lost that process
-_VARIABLE = "GLUON_PARALLEL_HEARTBEAT"  # number and inode of an open socket, whose other end the launcher's agent has
+# Number and inode of an open socket, and the number of the process that has the other end: the launcher's agent
+_VARIABLE = "GLUON_PARALLEL_HEARTBEAT"
 
 
 def send(text: str) -> None:
@@ -43,9 +45,10 @@ def lines() -> Iterator[str]:
 
 def _socket() -> Optional[int]:
     """The socket's number; None without a launcher."""
-    number, _, inode = os.environ.get(_VARIABLE, "").partition(":")
-    with contextlib.suppress(OSError):
-        # A process that this one started inherits the variable but not the socket; the number may be another file's.
-        if number and os.fstat(int(number)).st_ino == int(inode):
-            return int(number)
+    with contextlib.suppress(OSError, ValueError):
+        number, inode, agent = map(int, os.environ.get(_VARIABLE, "").split(":"))
+        # A fork of this process, or a program that it starts, inherits the variable, and perhaps the socket; it is no
+        # child of the agent. The number may be another file's.
+        if os.getppid() == agent and os.fstat(number).st_ino == inode:
+            return number
     return None

@@ -1,14 +1,14 @@
 """Warning for processes that were started as a group and train without each other: names what works without a store."""
 
-import atexit
 import os
 import sys
 from typing import Any, Optional
 
 from ..compat import mx
 from ..errors import SeparateTraining, warn
+from ..forks import at_exit
 from .contract import is_distributed
-from .environment import launched_group
+from .environment import launched_group, taken_by
 
 _STEPS = 3  # backward passes before the warning: by then trainer, sampler and layers have been made
 _OTHERS = ("horovod.mxnet", "horovod.torch", "mpi4py.MPI")  # libraries by which a script may connect processes itself
@@ -52,6 +52,15 @@ def note_store(store: Any) -> Any:
     """Record that a store was made; returns it."""
     _uses.opened = _uses.opened or is_distributed(store)
     return store
+
+
+def note_child() -> None:
+    """Warn if this process takes no part in a group, because one that it is a fork or a child of does."""
+    if (process := taken_by()) is not None:
+        _warn(
+            f"this process is a fork or a child of process {process}, which has taken its place in a group of processes. "
+            "So this one is alone: what it trains or evaluates, it does on all of its data"
+        )
 
 
 def _tell() -> None:
@@ -101,4 +110,4 @@ def count_backward(backward: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 if launched_group() is not None:
-    atexit.register(lambda: _tell() if 0 < _uses.num_backward < _STEPS else None)  # a script of one or two steps
+    at_exit(lambda: _tell() if 0 < _uses.num_backward < _STEPS else None)  # a script of one or two steps

@@ -16,6 +16,7 @@ _PATIENCE = 0.7  # part of the limit after which a silent process is given up; t
 _STOPPED = 0.5  # seconds between two looks after which this process was stopped itself
 _SECOND_THOUGHT = 1.5  # seconds in which a better explanation than "somebody ended it" may arrive
 _STOP = 0.4  # part of the limit in which processes that are asked to stop may save: 24 s, of Slurm's and Kubernetes' 30
+_ENDS = 10  # limits within which the last process has ended once the programs of all have
 _LEAVE = 10.0  # seconds that servers and mpirun get for leaving by themselves when all workers are done
 
 
@@ -51,6 +52,7 @@ class Decisions:
         self._end_at: Optional[float] = None
         self._interrupts_passed_on, self._stops = 0, False
         self._workers_done: Optional[float] = None
+        self._programs_done: Optional[float] = None  # when a process said first that the programs of all have ended
         self._losses: list[tuple[float, Member, Failure]] = []  # before all others are known to go on without them
         self._waited: Optional[float] = None  # when a process said first that it waits for others in vain
 
@@ -90,6 +92,8 @@ class Decisions:
             self.logs.write(name, message["lines"], message["stream"], unseen)
         elif text == heartbeat.WRITTEN:
             self._writing.discard(member)
+        elif text == heartbeat.ENDS:
+            self._programs_done = self._programs_done or self._now
         elif text.startswith(heartbeat.WAITS_FOR):
             self._waited = self._waited or self._now
         elif text.startswith(heartbeat.SAYS):
@@ -201,7 +205,12 @@ class Decisions:
                 self._fail(waiting[0], f"{names} never started: {name} {describe(code)}{self.logs.tail(name)}", 1)
 
     def _look_for_the_end(self) -> None:
-        if any(member.return_code != 0 and not member.is_lost for member in self.workers):
+        here = [member for member in self.workers if member.return_code != 0 and not member.is_lost]
+        if here:
+            if self._programs_done is not None and self._now - self._programs_done > _ENDS * self.timeout:
+                names = ", ".join(map(str, here))
+                message = f"{names} did not end within {_ENDS * self.timeout:g} s after the programs of all had ended"
+                self._fail(here[0], message, 1)
             return
         if self._workers_done is None:
             self._workers_done = self._now

@@ -69,7 +69,8 @@ class Group:
         return self.decisions.failure
 
     def _start(self, address: str) -> None:
-        contact = {agent.ADDRESS: address, agent.TOKEN: self._token}
+        ignored = (number for number in agent.BLOCKED if signal.getsignal(number) is signal.SIG_IGN)
+        contact = {agent.ADDRESS: address, agent.TOKEN: self._token, agent.IGNORED: " ".join(map(str, map(int, ignored)))}
         for start in self.engine.starts(contact):
             # A scheduler sends SIGTERM to mpirun too, which would kill all processes half a second later.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, agent.BLOCKED)
@@ -133,16 +134,15 @@ class Group:
             if isinstance(key.fileobj, agent.Connection):
                 self._close(key.fileobj)
         hurry = self.decisions.hurry
-        until = time.monotonic() + (3.0 if self.decisions.failure is None else max(1.0, hurry))  # mpirun tidies up
+        until = time.monotonic() + (3.0 if self.decisions.failure is None else max(1.0, hurry)) + hurry  # it tidies up
         for starter in self._starters.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 starter.wait(max(0.0, until - time.monotonic()))
-        for number in (signal.SIGINT, signal.SIGKILL):  # they have blocked SIGTERM
-            for starter in self._starters.values():
-                if starter.poll() is None:
-                    os.killpg(starter.pid, number)
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        starter.wait(hurry if number == signal.SIGINT else _KILLED)
+        for starter in self._starters.values():
+            if starter.poll() is None:  # it has blocked all that asks it to end
+                os.killpg(starter.pid, signal.SIGKILL)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    starter.wait(_KILLED)
         here = socket.gethostname()
         for member in self.decisions.members.values():
             if member.process and member.host == here:

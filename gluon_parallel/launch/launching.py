@@ -11,9 +11,10 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 
 from ..devices import read as read_devices
 from ..errors import LaunchError
+from ..forks import signals_handled
 from ..launch_engines import ENGINES, Engine, forwarded, python_path
 from ..launch_engines import hosts as _hosts
-from ..training.stopping import SIGNALS, signals_handled
+from ..training.stopping import SIGNALS
 from .group import Group
 from .logs import Logs, make_folder
 from .member import Failure

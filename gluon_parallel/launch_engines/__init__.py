@@ -115,7 +115,7 @@ def python_path(environment: Mapping[str, str] = os.environ) -> str:
 def forwarded() -> dict[str, str]:
     """The variables that every process of the group gets from this one, on other hosts as well."""
     prefixes = ("MXNET_", "OMP_", "NCCL_", "PS_", "GLUON_PARALLEL_", "PYTHON")
-    secret = (agent.ADDRESS, agent.TOKEN, agent.MEMBER)
+    secret = (agent.ADDRESS, agent.TOKEN, agent.MEMBER, agent.IGNORED)
     return {name: value for name, value in os.environ.items() if name.startswith(prefixes) and name not in secret}
 
 

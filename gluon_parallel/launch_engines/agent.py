@@ -16,8 +16,9 @@ import sys
 import time
 
 ADDRESS, TOKEN, MEMBER = (f"GLUON_PARALLEL_AGENT_{name}" for name in ("ADDRESS", "TOKEN", "MEMBER"))
-HEARTBEAT = "GLUON_PARALLEL_HEARTBEAT"  # number and inode of the socket into which the process reports
-BLOCKED = (signal.SIGTERM, signal.SIGHUP)  # signals that what starts the agents does not get
+IGNORED = "GLUON_PARALLEL_AGENT_IGNORED"  # numbers of the signals that the launcher was started to ignore
+HEARTBEAT = "GLUON_PARALLEL_HEARTBEAT"  # the socket into which the process reports: its number, its inode, and this process
+BLOCKED = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # signals that what starts the agents does not get
 APART = "apart"  # argument of an agent that outlives what has started it
 
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # prctl(2)
@@ -121,9 +122,9 @@ class Agent:
         import ctypes  # here, since the doctor imports this file also where Python has none
 
         self._reports, theirs = socket.socketpair()
-        # With the inode, so that no other file of that number is taken for it
-        name = f"{theirs.fileno()}:{os.fstat(theirs.fileno()).st_ino}"
         libc, me = ctypes.CDLL(None), os.getpid()
+        # With the inode, so that no other file of that number is taken for it; and for a child of this process alone
+        name = f"{theirs.fileno()}:{os.fstat(theirs.fileno()).st_ino}:{me}"
 
         def die_with_the_agent():
             libc.prctl(_PDEATHSIG, signal.SIGKILL)
@@ -164,8 +165,10 @@ class Agent:
         wakeup, signalled = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(signalled)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, self._on_signal)
-        signal.signal(signal.SIGINT, self._on_signal)
+        for number in BLOCKED:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._on_signal)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
         self._selector.register(wakeup, selectors.EVENT_READ, "signal")
         self._selector.register(self.connection, selectors.EVENT_READ, "launcher")
         while not self._all_gone():
@@ -283,11 +286,13 @@ def main():
     """Connect to the launcher that the environment, or one line on standard input, names; obey; leave nothing."""
     import ctypes
 
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
+    signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)  # mpirun has unblocked them; until they are handled
     if sys.argv[1:] == [APART]:
         stand_apart()
     ctypes.CDLL(None).prctl(_CHILD_SUBREAPER, 1)  # orphans of the process become this one's children
     settings = json.loads(sys.stdin.readline()) if sys.argv[1:] == ["-"] else os.environ
+    for number in settings.get(IGNORED, "").split():  # so does the process then; mpirun has reset them
+        signal.signal(int(number), signal.SIG_IGN)
     host, _, port = settings[ADDRESS].rpartition(":")
     connection = socket.create_connection((host, int(port)), timeout=30)
     connection.settimeout(None)
@@ -300,7 +305,7 @@ def main():
         ranks = (os.environ.get(name) for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "HOROVOD_RANK"))
         member = f"rank {next(rank for rank in ranks if rank is not None)}"
     secret = settings[TOKEN]
-    for name in (ADDRESS, TOKEN, MEMBER):  # not the script's business
+    for name in (ADDRESS, TOKEN, MEMBER, IGNORED):  # not the script's business
         os.environ.pop(name, None)
     cores = len(os.sched_getaffinity(0))
     agent.tell(hello=secret, member=member, host=socket.gethostname(), address=connection.getsockname()[0], cores=cores)

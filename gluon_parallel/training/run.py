@@ -13,6 +13,7 @@ from typing import Any, Callable, Optional, Union
 
 from .. import archive
 from ..errors import CheckpointError, ConfigError, NotFinite, OutputUnavailable
+from ..kvstore.environment import taken_by
 from . import pictures, report
 
 BEST = "best.npz"
@@ -229,6 +230,6 @@ def writable(folder: Path, other: str = "--output FOLDER") -> Iterator[None]:
 
 
 def note() -> Optional[Path]:
-    """The file in which a launch keeps the name of its run's folder, for its next attempt; None without a launcher."""
+    """The file in which a launch keeps the name of its run's folder, for its next attempt; None without a launcher, or in a child."""
     folder = os.environ.get("GLUON_PARALLEL_LAUNCH_FOLDER")
-    return None if folder is None else Path(folder) / "run.txt"
+    return None if folder is None or taken_by() is not None else Path(folder) / "run.txt"

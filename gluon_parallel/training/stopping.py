@@ -3,15 +3,14 @@
 import contextlib
 import os
 import signal
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Callable, Optional
 
+from ..forks import signals_handled
 from ..kvstore import heartbeat
 from ..kvstore.background_sum import BackgroundSum
 from ..kvstore.reserved_keys import STOP
-
-SIGNALS: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from .worker_pools import SIGNALS, left_to_this_process
 
 _signal: Optional[int] = None
 
@@ -46,7 +45,7 @@ class AgreedStop:
 
 @contextlib.contextmanager
 def postponed(is_main: Callable[[], bool], only_main: bool = False) -> Iterator[None]:
-    """Within this block, :data:`SIGNALS` are noted; Ctrl-C after one of them raises KeyboardInterrupt at once.
+    """Within this block, :data:`SIGNALS` are noted; Ctrl-C after one of them raises KeyboardInterrupt, if not launched.
 
     With `only_main`, process 0 (`is_main`) alone stops: SIGTERM to another one is its loss, unless the launcher asks
     all to stop; without a launcher, it ends at once.
@@ -60,7 +59,8 @@ def postponed(is_main: Callable[[], bool], only_main: bool = False) -> Iterator[
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         if _signal is not None:
-            if is_main() and number == signal.SIGINT:
+            # To a launched process the launcher passes on a signal that may have come to all; a second Ctrl-C is its own.
+            if is_main() and number == signal.SIGINT and not heartbeat.is_heard():
                 raise KeyboardInterrupt
             return
         _signal = number
@@ -70,22 +70,5 @@ def postponed(is_main: Callable[[], bool], only_main: bool = False) -> Iterator[
             with contextlib.suppress(OSError):  # SIGHUP: the terminal is gone
                 os.write(2, b"\nStopping after this step" + hint + b".\n")
 
-    with signals_handled(dict.fromkeys(SIGNALS, note)):
+    with left_to_this_process(), signals_handled(dict.fromkeys(SIGNALS, note)):
         yield
-
-
-@contextlib.contextmanager
-def signals_handled(handlers: Mapping[int, Any]) -> Iterator[None]:
-    """Within this block, each of these signals calls its function of (number, frame); SIGHUP not under ``nohup``."""
-    if threading.current_thread() is not threading.main_thread():  # Python delivers signals nowhere else
-        handlers = {}
-    before = {
-        number: signal.signal(number, handler) for number, handler in handlers.items()
-        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
-    }  # fmt: skip
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            if signal.getsignal(number) is handlers[number]:  # a later block may have begun before this one ended
-                signal.signal(number, handler)

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
+from ...forks import signals_handled
 from ...launch_engines import python_path
 from .report import FAILED, INCONCLUSIVE, MORE_TIME, Finding
 
@@ -132,11 +133,8 @@ class Probes(NamedTuple):
 def _interrupts_held_back() -> Iterator[None]:
     """Raise KeyboardInterrupt only behind the block, so that no process is started that nobody knows of."""
     came: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
-    try:
+    with signals_handled({signal.SIGINT: lambda number, _: came.append(number)}):
         yield
-    finally:
-        signal.signal(signal.SIGINT, before)
     if came:
         raise KeyboardInterrupt
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...errors import LOG, WorkerLost
+from ...forks import undo_in_forks
 from ...native.records import C
 from .. import heartbeat
 from . import stack
@@ -262,7 +264,7 @@ def start(rank: int, size: int, progress: Any = None) -> None:
         signal.signal(signal.SIGUSR1, _handle_elsewhere)
         threading.Thread(target=_read, args=(reading,), name="gluon_parallel.flight_recorder", daemon=True).start()
     signal.siginterrupt(signal.SIGUSR1, False)  # no system call of another library fails because of it
-    os.register_at_fork(after_in_child=lambda: _leave(writing if before == -1 else None))
+    undo_in_forks(lambda: _leave(writing if before == -1 else None))
     heartbeat.send(heartbeat.LISTENS)
 
 
@@ -279,10 +281,11 @@ def _handle_elsewhere(*_: Any) -> None:
 
 
 def _read(reading: int) -> None:
-    while True:
-        for number in os.read(reading, 64):
-            if number == signal.SIGUSR1 and signal.getsignal(number) is _handle_elsewhere:  # still our handler
-                _handle()
+    with contextlib.suppress(OSError):  # the program has closed all files that it does not know
+        while True:
+            for number in os.read(reading, 64):
+                if number == signal.SIGUSR1 and signal.getsignal(number) is _handle_elsewhere:  # still our handler
+                    _handle()
 
 
 def _leave(writing: int | None) -> None:

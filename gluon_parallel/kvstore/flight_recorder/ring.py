@@ -16,6 +16,7 @@ import numpy as np
 
 from ... import native
 from ...engine import Call
+from ...forks import undo_in_forks
 from ...native.records import C, address_of
 from .. import reserved_keys
 
@@ -95,6 +96,7 @@ class Recorder:
             self._copy_to(memory)
             self._use(memory)
             self._kept, self.others = None, {}
+        self.progress = None
 
     def begin(self, name: Name, size: int, call: int | None = None) -> int:
         """Record that an exchange of so many bytes begins; returns its number, for :meth:`end`.
@@ -184,7 +186,7 @@ def read(memory: Any) -> list[Entry]:
 
 
 RECORDER = Recorder()  # of this process
-os.register_at_fork(after_in_child=RECORDER.leave)
+undo_in_forks(RECORDER.leave)
 
 _files: list = []  # numbers of open files: others open them by these
 _records: list = []  # of all exchanges: the engine may have their functions still queued when their store is gone

@@ -12,8 +12,9 @@ from ..environment import MIN_PROCESSES
 from ..flight_recorder.stack import of_this_process
 from .agreement import key_in_words
 from .transport import ANSWERED, ASKED, FAILED, LEFT, Message
+from .work import Work, work_so_far
 
-_MOST_LIMITS = 10  # an exchange whose partners are alive but silent about it ends after so many limits
+_MOST_LIMITS = 10  # an exchange whose partners work, or exchange elsewhere, ends after so many limits
 _REPORTED = 0.7  # part of the limit after which the launcher is asked to end whoever does not come
 _FIRST_ASKED = 2.0  # seconds after which one who waits asks the others
 
@@ -27,10 +28,17 @@ class Account(NamedTuple):
     last: tuple  # the name of the exchange to which it came last, and how many nanoseconds ago
     stack: str  # where its main thread is
     elsewhere: list  # the processes, by their numbers in the whole run, for which it waits in other groups
+    work: tuple  # the fields of :class:`.Work`
 
 
 BETWEEN = b" between hosts"  # ends the signature of what the hosts' first processes exchange for all
-_NOTHING = Account(-1, {}, {}, (b"", 0), "", [])
+_NOTHING = Account(-1, {}, {}, (b"", 0), "", [], (0.0, 0.0))
+
+
+def _works(before: Account, now: Account) -> bool:
+    """Whether a process works between its steps, as one that draws curves for all; to wait for others is no work."""
+    waits = before.missing or before.elsewhere or now.missing or now.elsewhere
+    return not waits and Work(*now.work).is_busy_since(Work(*before.work))
 
 
 class LostWorkers:
@@ -63,13 +71,13 @@ class LostWorkers:
             for rank in other.lost.waited_for.union(*(exchange.ranks_missing() for exchange in other.active()))
         }
         age = time.monotonic_ns() - when
-        return Account(num_exchanges, counts, missing, (name, age), of_this_process(), sorted(elsewhere))
+        return Account(num_exchanges, counts, missing, (name, age), of_this_process(), sorted(elsewhere), (*work_so_far(),))
 
     def take(self, rank: int, account: Account) -> None:
         """Note what the process `rank` says of itself."""
         account = Account(*account)
         before, self._accounts[rank] = self._accounts.get(rank), account
-        if before is not None and account.num_exchanges != before.num_exchanges:
+        if before is not None and (account.num_exchanges != before.num_exchanges or _works(before, account)):
             self.heard(rank)
         name, age = account.last
         if name:

@@ -168,6 +168,13 @@ class ProgressEngine:
         if self.whole is not None:
             self.whole._wake()
 
+    def disown(self, error: Exception) -> None:
+        """In a fork of the process that has made it, which has none of its threads: raise `error` from now on."""
+        self.failure = error
+        self.failures.append(error)
+        if self.shared is not None:
+            self.shared.disown(error)
+
     def close(self, reason: str = "", limit: float | None = None) -> list[int]:
         """Say that this process ends, wait until all others have said so too, and return the ranks that have not.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import faulthandler
 import os
@@ -19,8 +18,10 @@ from ...compat import environment, mx
 from ...engine import settle
 from ...engine.failures import is_reported
 from ...errors import LOG, StoreUnavailable, WorkerLost
+from ...forks import at_exit, undo_in_forks
+from ...native import ends_within
 from .. import flight_recorder, heartbeat
-from ..environment import LIMIT, MIN_PROCESSES, default_timeout, refuse_if_alone
+from ..environment import ALONE, LIMIT, MIN_PROCESSES, default_timeout, refuse_if_alone
 from ..handshake import SAME_VERSIONS, differ, leave_without_waiting, spelled, version, words_of
 from .pmix import follow_launcher
 from .progress_engine import ProgressEngine
@@ -30,6 +31,10 @@ from .transport import PICKLE, made_within_limit
 _HELLO = 70  # MPI's tag
 _RETURN_FAILURES, _TRANSPORTS = "OMPI_MCA_mpi_ft_enable", "OMPI_MCA_btl"
 _GRACE = 2.0  # seconds after the limit in which process 0 says who is missing
+_UNFINISHED = (
+    "process {0.rank} of {0.size}: all processes have ended their programs, but MPI_Finalize did not return within "
+    "{0.timeout:g} s, so this one ends without it. Were its connections closed, as by os.closerange?"
+)
 _FAREWELL = 10  # timeouts that a process waits for the others at its end: rank 0 may still evaluate and write
 
 _lock = threading.Lock()
@@ -61,7 +66,7 @@ def progress_engine() -> ProgressEngine:
                 follow_launcher()
             progress = ProgressEngine(comm, limit)
             engines.append(progress)
-            atexit.register(_leave)
+            at_exit(_leave)
             flight_recorder.start(progress.rank, progress.size, progress)
             progress.shared = map_memory(progress)
         return engines[0]
@@ -183,6 +188,17 @@ def _incomplete(requests: Sequence[Any], deadline: float) -> list[int]:
     return sorted(waiting)
 
 
+def _leave_group() -> None:
+    """In a fork: its stores raise at once. By MPI it would send in the name of the process that it is a fork of."""
+    for progress in engines:
+        progress.disown(StoreUnavailable("store 'mpi': this is a fork of the process that has opened it. " + ALONE))
+    engines.clear()
+    _reasons.clear()
+
+
+undo_in_forks(_leave_group)
+
+
 def leave_because(reason: str) -> None:
     """Remember why this process will end early, in words, for the others to be told: an exit status says little."""
     _reasons.append(reason)
@@ -228,8 +244,10 @@ def _leave() -> None:
         if was_done and progress.failure is None:
             _exit(0)  # a process was lost that, like this one, was done
     if progress.failure is None and not reason and not missing:
+        heartbeat.send(heartbeat.ENDS)
         if not MPI.Is_finalized() and progress.size == MPI.COMM_WORLD.size:  # after a loss it may wait for ever
-            MPI.Finalize()
+            with ends_within(progress.timeout, f"gluon_parallel: {_UNFINISHED.format(progress)}"):
+                MPI.Finalize()
         return
     if was_done and progress.failure is not None:
         heartbeat.send(heartbeat.WAS_DONE)  # another process failed later, and says why

@@ -161,9 +161,13 @@ class SharedMemory:
         pending = [exchange for exchange in self._sums if exchange.record.state]
         for exchange in pending:
             exchange.fail(error)  # before it ends, so that nobody reads its arrays in between
+        self.disown(error)
+        self.look()
+
+    def disown(self, error: Exception) -> None:
+        """Have every exchange that is pushed from now on end with `error`."""
         self._failed = memory_of(error)  # the C library hands it to the engine later, too
         self.host.failed = ctypes.addressof(self._failed)
-        self.look()
 
     def close(self) -> None:
         """End the driver."""

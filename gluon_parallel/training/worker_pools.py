@@ -1,0 +1,94 @@
+"""Pools of worker processes, such as a DataLoader's: they outlive a stop signal to all, and end within a limit."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import mmap
+import multiprocessing.pool
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from multiprocessing import util
+from typing import Any
+
+import numpy as np
+
+from .. import native
+from ..forks import undo_in_forks
+from ..native.records import address_of
+
+SIGNALS: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+_LIMIT = 5.0  # seconds for a pool to end; its workers are killed then
+_END = 15  # when a pool ends at the program's end: the priority of Python's own pools
+
+
+class _Memory:
+    """(1,) int64 that this process shares with its forks: its number while it stops by itself, or else 0."""
+
+    def __init__(self) -> None:
+        self.words = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.int64)[:1]
+
+
+_memory, _of_parent = _Memory(), None
+
+
+def _begin_fork() -> None:
+    global _memory, _of_parent
+    _memory, _of_parent = _Memory(), _memory
+
+
+undo_in_forks(_begin_fork)
+
+
+@contextlib.contextmanager
+def left_to_this_process() -> Iterator[None]:
+    """Within this block, workers of this process ignore stop signals, unless this process is the sender."""
+    before, _memory.words[0] = _memory.words[0], os.getpid()
+    try:
+        yield
+    finally:
+        _memory.words[0] = before
+
+
+def make(initialize: Callable[..., None], pool: Any, processes: Any = None, initializer: Any = None,
+         *args: Any, **kwargs: Any) -> None:  # fmt: skip
+    """``multiprocessing.pool.Pool.__init__``.
+
+    A worker that a signal ends takes what it had begun with it, and perhaps a lock, for which the others and the
+    pool's own end then wait for ever. That the training stops is for its main process to see.
+    """
+    if isinstance(pool, multiprocessing.pool.ThreadPool):
+        initialize(pool, processes, initializer, *args, **kwargs)
+        return
+    initialize(pool, processes, functools.partial(_begin_worker, initializer), *args, **kwargs)
+    pool._terminate = util.Finalize(pool, _end, (pool._terminate, pool._pool), exitpriority=_END)
+
+
+def _begin_worker(initializer: Any, *initargs: Any) -> None:
+    if _of_parent is not None:  # else it was spawned, and shares no memory
+        for number in SIGNALS:
+            native.function("gp_leave_to_parent", 2)(number, address_of(_of_parent.words))
+    if initializer is not None:
+        initializer(*initargs)
+
+
+def _end(terminate: Callable[[], None], workers: list) -> None:
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            terminate()
+        except BaseException as error:  # raised again below
+            failures.append(error)
+
+    thread = threading.Thread(target=run, name="gluon_parallel.pool", daemon=True)
+    thread.start()
+    thread.join(_LIMIT)
+    if thread.is_alive():
+        for worker in list(workers):
+            worker.kill()
+    for error in failures:
+        raise error

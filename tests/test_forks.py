@@ -1,0 +1,141 @@
+"""Forks and children of a process: handlers of signals, exits, and its place in a group stay with the process itself."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+from processes import PYTHONPATH
+
+import gluon_parallel as gp
+from gluon_parallel import forks
+from gluon_parallel.kvstore import environment, factory
+from gluon_parallel.training import stopping
+
+FORK = multiprocessing.get_context("fork")
+
+
+def in_fork(function):
+    """What a function returns in a fork of this process."""
+    receiving, sending = FORK.Pipe(duplex=False)
+    child = FORK.Process(target=lambda: sending.send(function()))
+    child.start()
+    result = receiving.recv()
+    child.join()
+    return result
+
+
+def dispositions():
+    return [str(signal.getsignal(number)) for number in stopping.SIGNALS]
+
+
+def test_a_fork_has_the_handlers_that_there_were_before_a_training():
+    before = dispositions()
+    with stopping.postponed(lambda: True), forks.signals_handled({signal.SIGTERM: print}):
+        assert dispositions() != before
+        assert in_fork(dispositions) == before
+        assert in_fork(lambda: in_fork(forks.is_fork)) and not forks.is_fork()
+    assert dispositions() == before
+
+
+def test_terminate_ends_a_child_of_a_training_and_is_no_signal_to_the_training():
+    with stopping.postponed(lambda: True):
+        child = FORK.Process(target=time.sleep, args=(1000,))
+        child.start()
+        child.terminate()
+        child.join(60)
+        assert child.exitcode == -signal.SIGTERM
+        assert stopping.requested() is None
+
+
+def train_until_sigterm():
+    with stopping.postponed(lambda: True):
+        signal.raise_signal(signal.SIGTERM)
+        return stopping.requested()
+
+
+def test_a_fork_can_train_and_stop_by_itself():
+    with stopping.postponed(lambda: True):
+        assert in_fork(train_until_sigterm) == signal.SIGTERM
+        assert stopping.requested() is None
+
+
+@pytest.mark.parametrize("number", stopping.SIGNALS, ids=lambda number: signal.Signals(number).name)
+def test_a_signal_that_was_ignored_at_the_start_of_a_training_stays_so(number):
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with stopping.postponed(lambda: True):
+            signal.raise_signal(number)
+            assert stopping.requested() is None
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
+
+
+def test_a_signal_that_comes_to_a_fork_before_it_has_undone_the_handlers_is_not_the_trainings(monkeypatch):
+    came, sent = [], []
+    with forks.signals_handled({signal.SIGTERM: lambda number, _: came.append(number)}):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "getpid", lambda: -1)
+            patched.setattr(os, "kill", lambda process, number: sent.append((process, number)))
+            signal.raise_signal(signal.SIGTERM)
+        assert came == [] and sent == [(-1, signal.SIGTERM)]  # which then meets the handler of before
+
+
+def test_what_runs_at_the_exit_does_so_in_the_process_that_registered_it():
+    script = """
+        import os, sys
+        from gluon_parallel.forks import at_exit
+        at_exit(lambda: print("exit of", "the fork" if os.getpid() != parent else "the process", flush=True))
+        parent = os.getpid()
+        if os.fork():
+            os.wait()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], env={**os.environ, "PYTHONPATH": PYTHONPATH}, capture_output=True, text=True,
+        timeout=280, check=True,
+    )  # fmt: skip
+    assert done.stdout == "exit of the process\n"
+
+
+@pytest.fixture
+def place(monkeypatch):
+    """The variables of process 1 of 2 under mpirun; nothing is taken yet."""
+    for name, value in {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "PMIX_NAMESPACE": "a"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv(environment._TAKEN, "")
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.filterwarnings("ignore::gluon_parallel.errors.SeparateTraining")
+def test_a_child_of_a_process_that_has_opened_a_store_of_its_group_is_alone(monkeypatch):
+    assert in_fork(environment.launched_rank) == 1  # a wrapper's child may take its place
+    with environment.taking_place():
+        assert environment.launched_rank() == 1 and environment.taken_by() is None
+        assert in_fork(environment.taken_by) == os.getpid()
+        assert in_fork(environment.launched_group) is None
+        assert in_fork(lambda: gp.kvstore.create("auto").type) == "device"
+        monkeypatch.setenv("PMIX_NAMESPACE", "b")  # it is started anew, by an mpirun of its own
+        assert in_fork(environment.launched_rank) == 1
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("name", [*factory.OURS, "dist_sync"])
+def test_a_child_of_a_process_of_a_group_is_told_at_once_that_it_cannot_open_its_store(monkeypatch, name):
+    with environment.taking_place():
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        with pytest.raises(gp.errors.StoreUnavailable, match="has taken its place in the group.*create the store 'device'"):
+            gp.kvstore.create(name)
+        with pytest.warns(gp.errors.SeparateTraining, match="this one is alone"):
+            assert gp.kvstore.create("auto").type == "device"
+
+
+@pytest.mark.usefixtures("place")
+def test_a_store_that_cannot_be_opened_takes_no_place():
+    with pytest.raises(RuntimeError), environment.taking_place():
+        raise RuntimeError
+    assert os.environ[environment._TAKEN] == ""

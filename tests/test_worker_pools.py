@@ -1,0 +1,98 @@
+"""Pools of workers: a stop signal to all leaves them to a training that stops by itself, and their end has a limit."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from gluon_parallel.training import stopping, worker_pools
+from mxnet import gluon, nd
+
+
+def send(number, processes):
+    """Send a signal from another process, as a shell, ``timeout`` or a scheduler does."""
+    subprocess.run(["kill", f"-{int(number)}", *map(str, processes)], check=True)
+
+
+def process_numbers(pool):
+    return sorted(worker.pid for worker in pool._pool)
+
+
+@pytest.fixture
+def pool():
+    with multiprocessing.Pool(2) as made:
+        made.map(abs, [1, 2])  # until both have begun
+        yield made
+
+
+@pytest.mark.parametrize("number", stopping.SIGNALS, ids=lambda number: signal.Signals(number).name)
+def test_workers_outlive_a_stop_signal_to_all_while_the_training_stops_by_itself(pool, number):
+    before = process_numbers(pool)
+    with stopping.postponed(lambda: True):
+        with multiprocessing.Pool(2) as later:
+            later.map(abs, [1, 2])
+            workers = process_numbers(later)
+            send(number, [*before, *workers])
+            assert later.map(abs, range(-100, 0)) == [*range(100, 0, -1)]
+            assert process_numbers(later) == workers
+        assert pool.map(abs, range(-100, 0)) == [*range(100, 0, -1)]
+        assert process_numbers(pool) == before
+
+
+def work(begun):
+    worker_pools._begin_worker(None)
+    begun.set()
+    time.sleep(1000)
+
+
+@pytest.fixture
+def worker():
+    """A process that is at work for long."""
+    context = multiprocessing.get_context("fork")
+    begun = context.Event()
+    process = context.Process(target=work, args=(begun,))
+    process.start()
+    assert begun.wait(60)
+    yield process
+    process.join(60)
+    assert process.exitcode == -signal.SIGTERM
+
+
+def test_a_worker_of_a_program_that_sigterm_ends_ends_by_it_too(worker):
+    send(signal.SIGTERM, [worker.pid])
+
+
+def test_a_worker_that_is_at_work_ends_when_the_training_ends_it_and_not_by_others(worker):
+    with stopping.postponed(lambda: True):
+        for number in stopping.SIGNALS:
+            send(number, [worker.pid])
+        worker.join(0.2)
+        assert worker.exitcode is None
+        worker.terminate()
+
+
+def test_the_training_itself_ends_its_workers():
+    with stopping.postponed(lambda: True):
+        loader = gluon.data.DataLoader(gluon.data.ArrayDataset(nd.arange(8)), 2, num_workers=2)
+        workers = [*loader._worker_pool._pool]
+        assert sum(len(batch) for batch in loader) == 8
+        del loader
+        for worker in workers:
+            worker.join(60)
+            assert worker.exitcode in (0, -signal.SIGTERM)  # 0: it has found out first that there is no more work
+
+
+def test_a_pool_ends_though_a_worker_was_killed_while_it_held_the_lock_of_the_queue(monkeypatch):
+    monkeypatch.setattr(worker_pools, "_LIMIT", 1.0)
+    pool = multiprocessing.Pool(2)
+    pool.map(abs, [1, 2])
+    workers = [*pool._pool]
+    assert not pool._inqueue._rlock.acquire(block=False)  # one of them holds it while it waits for work
+    for worker in workers:
+        os.kill(worker.pid, signal.SIGKILL)
+    pool.terminate()
+    assert all(not worker.is_alive() for worker in [*workers, *pool._pool])
+    pool._inqueue._rlock.release()  # so that the pool's threads end too
