@@ -17,6 +17,7 @@ from ..compat import mx
 from ..compat.array_types import as_legacy, set_zero
 from ..engine import push, view
 from ..errors import GradientUnavailable
+from . import written
 
 # As the property `_fresh_grad` of NDArray does, in half the time: a step asks for every copy of every parameter.
 _get, _set = mx.base._LIB.MXNDArrayGetGradState, mx.base._LIB.MXNDArraySetGradState
@@ -202,6 +203,7 @@ def register(make_gradients: Callable[..., None], parameter: mx.gluon.Parameter,
     if parameter.shape is None and parameter._data:  # that of an imported graph, to which MXNet gives values alone
         parameter.shape = parameter._data[0].shape
     summed.discard(parameter)
+    written.note(parameter)
     _parameters.update((id(array), parameter) for array in (*(parameter._grad or ()), *(parameter._data or ())))
 
 

@@ -12,10 +12,12 @@ from ..compat import mx
 from ..engine import make_plain
 from ..errors import GradientUnavailable
 from ..kvstore.contract import contract
+from ..kvstore.trainer_parameters import follow_parameters
 
 
 def update_on_devices(trainer: mx.gluon.Trainer) -> mx.kv.KVStoreBase | str | None:
     """Have the trainer update on the devices, not on its store; returns the store, its name, or None."""
+    follow_parameters(trainer)
     wanted = trainer._kvstore_params["update_on_kvstore"]
     if trainer._update_on_kvstore if trainer._kv_initialized else wanted:
         raise GradientUnavailable(
