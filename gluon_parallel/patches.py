@@ -3,10 +3,10 @@
 import multiprocessing.pool
 from typing import Any, Callable, NamedTuple
 
-from .allreduce import gradients
+from .allreduce import gradients, written
 from .compat import mx
 from .compat.replacing import stands_for
-from .kvstore import clients, factory, separate_training, trainer_loops
+from .kvstore import clients, factory, module_loops, separate_training, trainer_loops, trainer_parameters
 from .kvstore.environment import launched_group
 from .nn import convert, executor, frozen_weights
 from .training import worker_pools
@@ -42,6 +42,7 @@ WRAPPERS = [
     Patch(mx.gluon.contrib.nn.SyncBatchNorm, "hybrid_forward", convert.warn_of_contrib),
     Patch(mx.nd, "load", load_arrays),
     Patch(mx.npx, "load", load_arrays),
+    Patch(mx.gluon.Parameter, "set_data", written.set_data),
     Patch(mx.gluon.Parameter, "_init_grad", gradients.register),
     Patch(mx.gluon.Parameter, "cast", gradients.register),
     Patch(mx.gluon.Parameter, "zero_grad", gradients.set_to_zero),
@@ -50,8 +51,13 @@ WRAPPERS = [
     Patch(mx.gluon.trainer, "_create_kvstore", clients.create_store),
     Patch(mx.model, "_create_kvstore", clients.create_modules_store),
     Patch(mx.mod.module, "_create_kvstore", clients.create_modules_store),
+    Patch(mx.model, "_update_params", module_loops.update_params),
+    Patch(mx.mod.module, "_update_params", module_loops.update_params),
+    Patch(_trainer, "_reset_kvstore", trainer_parameters.reset_store),
+    Patch(_trainer, "_init_params", clients.init_params),
     Patch(_trainer, "_init_kvstore", clients.init_kvstore),
     Patch(_module, "init_optimizer", clients.init_optimizer),
+    Patch(_module, "load_optimizer_states", module_loops.load_states),
     Patch(_trainer, "load_states", load_states),
     Patch(_trainer, "step", trainer_loops.step),
     Patch(_trainer, "_allreduce_grads", trainer_loops.allreduce_grads),

@@ -128,7 +128,9 @@ def test_a_child_of_a_process_that_has_opened_a_store_of_its_group_is_alone(monk
 def test_a_child_of_a_process_of_a_group_is_told_at_once_that_it_cannot_open_its_store(monkeypatch, name):
     with environment.taking_place():
         monkeypatch.setattr(os, "getpid", lambda: -1)
-        with pytest.raises(gp.errors.StoreUnavailable, match="has taken its place in the group.*create the store 'device'"):
+        with pytest.raises(
+            gp.errors.StoreUnavailable, match="has taken its place in the group.*create the store 'device'"
+        ):
             gp.kvstore.create(name)
         with pytest.warns(gp.errors.SeparateTraining, match="this one is alone"):
             assert gp.kvstore.create("auto").type == "device"

@@ -189,10 +189,6 @@ def test_another_trainer_than_the_pipelines_is_refused():
             pipe.step(LOSS, trainer, X, Y)
     with pytest.raises(gp.errors.GradientUnavailable, match="none of the parameters"):
         pipe.step(LOSS, trainer_of(layers(prefix="other_").collect_params()), X, Y)
-    net = layers()
-    early = trainer_of(net.collect_params())
-    with pytest.raises(gp.errors.GradientUnavailable, match="make it after the pipeline"):
-        step_of(gp.Pipeline(net, [cpus(0, 1), cpus(2, 3)], 2), early)()
 
 
 class Fails(gluon.HybridBlock):

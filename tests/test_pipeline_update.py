@@ -118,6 +118,17 @@ def train(pipe, trainer, batches):
         pipe.step(LOSS, trainer, x, y)
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("rows", [cpus(2, 1), [cpus(0, 1), cpus(2, 3)]])
+def test_a_trainer_that_was_made_and_has_updated_before_the_pipeline_goes_on_with_its_state(rows, optimizer):
+    wanted, net = layers(), layers()
+    reference(wanted, LOSS, EQUAL, trainer_of(wanted.collect_params(), optimizer))
+    trainer = trainer_of(net.collect_params(), optimizer)
+    reference(net, LOSS, EQUAL[:2], trainer)
+    train(gp.Pipeline(net, rows, 3), trainer, EQUAL[2:])
+    assert_equal(net, wanted)
+
+
 @pytest.mark.parametrize("frozen", [0, 4])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])  # adam's step depends on how many there were, in every stage
 @pytest.mark.parametrize("rows", [cpus(0, 1), [cpus(0, 1), cpus(2, 3)]])

@@ -27,7 +27,7 @@ def missing(names, output):
 @pytest.mark.parametrize("shared_memory", ["1", pytest.param("0", marks=pytest.mark.slow)])
 def test_programs_for_mxnets_stores_run_over_mpi(monkeypatch, shared_memory):
     monkeypatch.setenv("GLUON_PARALLEL_SHARED_MEMORY", shared_memory)
-    names = ["names", "copies", "sparse", "numpy_mode", "module", "optimizer"]
+    names = ["names", "copies", "sparse", "numpy_mode", "module", "optimizer", "moved"]
     names = [name for name in names if name != "names"] if shared_memory == "0" else names
     status, output = run_mpi(2, CLIENTS, "mpi", *names)
     assert status == 0 and not missing(names, output), output

@@ -19,7 +19,7 @@ from mxnet import autograd, gluon, nd
 
 PROGRAM = Path(random_loops.__file__)
 STORES = [("local", True), ("local", False), ("device", None), ("device", True), ("device", False)]
-WAYS = [(*store, way) for store in STORES for way in ("step", "allreduce_grads") if way == "step" or store[1] is False]
+WAYS = [(*store, way) for store in STORES for way in ("step", "allreduce_grads") if way == "step" or not store[1]]
 WAYS += [(None, None, "gp.allreduce"), ("device", False, "gp.allreduce")]
 
 

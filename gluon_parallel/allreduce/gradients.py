@@ -18,6 +18,7 @@ from ..engine import push, view
 from ..errors import GradientUnavailable
 from ..native import function
 from ..native.records import address_of
+from . import written
 from .marks import get_marks, of_parameter, set_marks
 
 _note_new_gradients = function("gp_note_new_gradients", 0, keeps_lock=True)
@@ -225,6 +226,7 @@ def register(make_gradients: Callable[..., None], parameter: mx.gluon.Parameter,
     clipped.discard(parameter)
     made.add(parameter)
     _note_new_gradients()
+    written.note(parameter)
     _parameters.update((id(array), parameter) for array in (*(parameter._grad or ()), *(parameter._data or ())))
 
 

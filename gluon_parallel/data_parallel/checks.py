@@ -69,7 +69,8 @@ def check_devices(trainer: mx.gluon.Trainer, devices: Sequence[mx.Context]) -> N
         if missing := [device for device in devices if device not in there]:
             raise GradientUnavailable(
                 f"parameter {parameter.name} is on {there} but not on {missing}; "
-                "write net.initialize(ctx=devices), or net.collect_params().reset_ctx(devices) after loading"
+                "write net.initialize(ctx=devices), or net.collect_params().reset_ctx(devices) after loading, before "
+                "DataParallel is made"
             )
 
 

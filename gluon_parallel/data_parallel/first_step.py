@@ -14,6 +14,7 @@ from ..errors import GradientUnavailable
 from ..kvstore.collective import committing
 from ..kvstore.contract import contract, state_of
 from ..kvstore.handshake import signature
+from ..kvstore.trainer_parameters import follow_parameters
 
 _SAME_ORDER = (
     "gluon.Trainer numbers parameters by their names. Make the same layers in the same order on every process, or name "
@@ -23,6 +24,7 @@ _SAME_ORDER = (
 
 def update_on_devices(trainer: mx.gluon.Trainer) -> mx.kv.KVStoreBase | str | None:
     """Have the trainer update on the devices, not on its store; returns the store, its name, or None."""
+    follow_parameters(trainer)
     wanted = trainer._kvstore_params["update_on_kvstore"]
     if trainer._update_on_kvstore if trainer._kv_initialized else wanted:
         raise GradientUnavailable(

@@ -98,6 +98,7 @@ class HookedSum:
     def sum(self, parameters: Sequence[mx.gluon.Parameter], divisor: float) -> None:
         """All copies of the gradients of `parameters` become the hook's sum of them; see :class:`GradientBucket`."""
         trainer, hook = self._trainer, self._hook
+        number_of = {id(parameter): number for number, parameter in enumerate(trainer._params)}
         copies = [list(map(as_legacy, parameter.list_grad())) for parameter in parameters]
         if copies and len(copies[0]) > 1:
             allreduce_each(copies)
@@ -109,7 +110,7 @@ class HookedSum:
         kinds = [np.dtype(array.dtype).name for array in own]
         for place, members in enumerate(plan_buckets(sizes, kinds, following=_BUCKET, alone=_BUCKET)):
             names = [parameters[member].name for member in members]
-            numbers = [trainer._param2idx[name] for name in names]
+            numbers = [number_of[id(parameters[member])] for member in members]
             bucket = GradientBucket(
                 numbers, names, [own[member] for member in members], divisor, trainer.optimizer.num_update
             )

@@ -12,6 +12,7 @@ from ..engine import make_plain
 from ..errors import CheckpointError
 from ..kvstore.contract import contract, is_distributed
 from ..kvstore.step_plan import StepPlan
+from ..kvstore.trainer_parameters import fix_devices
 from ..split import map_arrays
 
 # Those that update each value by itself, so that a part of an array is updated as in the whole one; subclasses may not.
@@ -37,6 +38,11 @@ def shard(trainer: mx.gluon.Trainer) -> Shards:
     if shards is None:
         shards = Shards(trainer)
         setattr(trainer, _SHARDS, shards)
+        fix_devices(
+            trainer,
+            "With shard_optimizer=True each device has a part of the optimizer's state: make the trainer after "
+            "reset_ctx, or write a checkpoint before it, and load that into a new trainer",
+        )
         trainer.save_states = trainer.load_states = _refuse_files
     return shards
 

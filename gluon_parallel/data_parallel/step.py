@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Callable
 
+from ..allreduce import written
 from ..allreduce.gradients import trainable
 from ..compat import mx
 from ..compat.array_types import Nested, as_current, as_tuple
@@ -223,6 +224,7 @@ class DataParallel(TrainingStep):
         self.outputs: list[Nested] = []
         self._split = split
         checks.check_devices(trainer, self.devices)
+        self._num_written = written.num
         store = self._connect(trainer, self.devices, communication_hook, accumulate > 1)
         self._parts = getattr(loss, "parts", ())
         self._converts, self._is_converted, self._has_checked_labels = convert_for_cpu, False, False
@@ -270,6 +272,9 @@ class DataParallel(TrainingStep):
         return check_shards(shards, num, self.devices, self.batch_axis, _NAMES)
 
     def _prepare(self, shards: tuple[list, list[int], list[mx.Context]] | None) -> Update:
+        if self._num_written != written.num:  # parameters may have been moved
+            checks.check_devices(self.trainer, self.devices)
+            self._num_written = written.num
         processes = getattr(self.trainer._kvstore, "ranks", None)
         if self._update is None or processes is not self._processes:  # others are left after a loss
             self.loss_scaling.restart()

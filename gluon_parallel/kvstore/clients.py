@@ -6,18 +6,20 @@ gradients' sum by this process's samples alone, and starts each process from wei
 
 import contextlib
 import functools
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ..compat import mx
-from ..errors import CompressionFault, warn
+from ..errors import CompressionFault, GradientUnavailable, warn
 from . import separate_training
 from .base import Store
 from .contract import contract, is_distributed
 from .factory import OURS, known_name
 from .handshake import ONE_DIVISOR, divided_by
 from .servers import Servers
+from .trainer_parameters import follow_parameters, keep_states
 
 
 def open_named(name_or_store: Any) -> Any:
@@ -36,7 +38,11 @@ def create_store(
     client: str = "gluon.Trainer",
     named: bool = False,
 ) -> tuple[Any, bool]:
-    """Make the store of a `client`, which then compares what all processes will send under numbers, or names."""
+    """Make the store of a `client`, which then compares what all processes will send under numbers, or names.
+
+    A store within this process does not update unless the caller says so: the weights are those on the devices, which
+    the caller, another trainer, or a file that is loaded may change.
+    """
     name = known_name(kvstore) if isinstance(kvstore, str) else kvstore
     store, update_on_store = create(open_named(name), num_device, arg_params)
     separate_training.note(
@@ -47,7 +53,13 @@ def create_store(
     )
     # Now: a server that runs an optimizer can compare nothing any more.
     contract(store).compare(list(arg_params) if named else range(len(arg_params)), list(arg_params.values()))
-    return store, update_on_store
+    return store, update_on_store and _keeps_weights(store, arg_params)
+
+
+def _keeps_weights(store: Any, arg_params: Mapping[str, Any]) -> bool:
+    """Whether a store updates weights of its own: MXNet's servers do, and a caller, or a row_sparse weight, may ask."""
+    is_asked = "MXNET_UPDATE_ON_KVSTORE" in os.environ or getattr(store, "_updater", None) is not None
+    return is_asked or "dist" in store.type or any(array.stype != "default" for array in arg_params.values())
 
 
 create_modules_store = functools.partial(create_store, client="mx.mod.Module", named=True)
@@ -55,6 +67,7 @@ create_modules_store = functools.partial(create_store, client="mx.mod.Module", n
 
 def init_kvstore(init_in_mxnet: Callable[..., None], trainer: Any) -> None:
     """Make the store of a ``gluon.Trainer``, and warn where a single process asks for compression."""
+    follow_parameters(trainer)
     if trainer._kvstore_params["update_on_kvstore"] is not False:
         _compare_on_servers(trainer)
     if trainer._contains_sparse_grad:
@@ -63,6 +76,7 @@ def init_kvstore(init_in_mxnet: Callable[..., None], trainer: Any) -> None:
         trainer._contains_sparse_grad = not (isinstance(store, Store) and store.sums_rows)
     with _compressing_alone(trainer):
         init_in_mxnet(trainer)
+    keep_states(trainer)
     parameters, store = trainer._compression_params, trainer._kvstore
     if isinstance(store, Store) and store.sums_rows:  # weights were compared, and do not say how gradients are stored
         sent = {number: one.list_grad() for number, one in enumerate(trainer._params) if one.grad_req != "null"}
@@ -91,6 +105,26 @@ def _compressing_alone(trainer: Any) -> Iterator[None]:
         yield
     finally:
         trainer._compression_params = asked
+
+
+def init_params(init_in_mxnet: Callable[..., None], trainer: Any) -> None:
+    """Give the store the parameters under their numbers, which MXNet asks for by name: two may have the same one."""
+    names, waiting = trainer._param2idx, trainer._params_to_init
+    if len(names) == len(trainer._params):
+        init_in_mxnet(trainer)
+        return
+    if trainer._contains_sparse_weight:
+        raise GradientUnavailable(
+            "gluon.Trainer: two of its parameters have the same name, and rows of row_sparse weights are pulled by "
+            "names; give the nets prefixes of their own, such as Dense(..., prefix='first_')"
+        )
+    left = []
+    for number, parameter in enumerate(trainer._params):
+        if any(parameter is one for one in waiting):
+            names[parameter.name], trainer._params_to_init = number, [parameter]
+            init_in_mxnet(trainer)
+            left += trainer._params_to_init
+    trainer._params_to_init = left
 
 
 def _compare_on_servers(trainer: Any) -> None:

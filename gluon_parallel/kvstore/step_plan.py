@@ -16,12 +16,12 @@ from ..allreduce.copy_sums import push_sums
 from ..allreduce.marks import Marks, get_marks, set_marks
 from ..compat import mx
 from ..compat.array_types import set_zero
-from ..errors import GradientUnavailable
 from ..native import provide
 from ..native.records import address_of
 from .base import Store
 from .contract import Plan, contract, is_distributed
 from .environment import launched_group
+from .trainer_parameters import follow_parameters
 
 T = TypeVar("T")
 _PLAN = "_gluon_parallel_plan"  # attribute of a trainer; a dictionary of trainers would keep them alive
@@ -47,13 +47,6 @@ class StepPlan:
         self.parameters = gradients.trainable(trainer)
         chosen = {id(parameter) for parameter in self.parameters}
         self.numbers = [number for number, parameter in enumerate(everything) if id(parameter) in chosen]
-        for parameter in self.parameters:
-            first = self.parameters[0]
-            if len(parameter.list_ctx()) != len(first.list_ctx()):
-                raise GradientUnavailable(
-                    f"{first.name} is on {first.list_ctx()}, and {parameter.name} on {parameter.list_ctx()}; all "
-                    "parameters of a trainer must be on as many devices: net.collect_params().reset_ctx(devices)"
-                )
         self.weights = [parameter._check_and_get(parameter._data, list) for parameter in self.parameters]
         self.gradients = [parameter.list_grad() for parameter in self.parameters]
         self.places = range(len(self.parameters))
@@ -198,6 +191,7 @@ def plan_of(trainer: mx.gluon.Trainer) -> StepPlan:
     """The plan of this trainer's steps, made anew where its parameters have other arrays."""
     plan: StepPlan | None = getattr(trainer, _PLAN, None)
     if plan is None or not plan.is_current(trainer):
+        follow_parameters(trainer)
         plan = StepPlan(trainer)
         setattr(trainer, _PLAN, plan)
     return plan

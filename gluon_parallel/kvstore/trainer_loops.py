@@ -26,6 +26,7 @@ from .handshake import FEWER_PASSES, ONE_DIVISOR, ONE_RATE, differ, divided_by
 from .reserved_keys import REACHED_PARAMETERS
 from .servers import Servers
 from .step_plan import StepPlan, count_once, one_by_one, plan_of, update_copies
+from .trainer_parameters import follow_parameters
 
 _sums_over_devices: weakref.WeakSet = weakref.WeakSet()  # trainers without a store, whose devices are summed over here
 # Parameters that a backward pass has reached, or whose gradients were looked at, in the loop of any trainer.
@@ -145,6 +146,7 @@ def _updates_on_store(trainer: Any) -> bool:
 
 def step(step_in_mxnet: Callable[..., None], trainer: Any, batch_size: int, ignore_stale_grad: bool = False) -> None:
     """Make a step of MXNet's Trainer; without `ignore_stale_grad`, parameters without fresh gradients are refused."""
+    follow_parameters(trainer)
     if trainer._kv_initialized and _is_simple(trainer):
         step_in_mxnet(trainer, batch_size, ignore_stale_grad)
         return
@@ -158,6 +160,7 @@ def step(step_in_mxnet: Callable[..., None], trainer: Any, batch_size: int, igno
 
 def allreduce_grads(allreduce_in_mxnet: Callable[..., None], trainer: Any) -> None:
     """Sum the gradients of the parameters that any device has reached, with zero for devices that have not."""
+    follow_parameters(trainer)
     if _is_simple(trainer):
         allreduce_in_mxnet(trainer)
         return
@@ -265,6 +268,7 @@ def _warn_of_zeros(trainer: Any, parameter: Any) -> None:
 
 def update(update_in_mxnet: Callable[..., None], trainer: Any, ignore_stale_grad: bool = False) -> None:
     """Update all copies of the parameters that were summed, or refuse those that no device has reached."""
+    follow_parameters(trainer)
     is_simple = _is_simple(trainer)
     if not is_simple:
         _loop(trainer).before_update(trainer)

@@ -70,7 +70,11 @@ class Group:
 
     def _start(self, address: str) -> None:
         ignored = (number for number in agent.BLOCKED if signal.getsignal(number) is signal.SIG_IGN)
-        contact = {agent.ADDRESS: address, agent.TOKEN: self._token, agent.IGNORED: " ".join(map(str, map(int, ignored)))}
+        contact = {
+            agent.ADDRESS: address,
+            agent.TOKEN: self._token,
+            agent.IGNORED: " ".join(map(str, map(int, ignored))),
+        }
         for start in self.engine.starts(contact):
             # A scheduler sends SIGTERM to mpirun too, which would kill all processes half a second later.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, agent.BLOCKED)

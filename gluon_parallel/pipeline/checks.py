@@ -87,15 +87,10 @@ def check_stages(stages: object, rows: list[list[mx.Context]]) -> None:
                 )
 
 
-def check_trainer(net: mx.gluon.Block, trainer: object, rows: list[list[mx.Context]]) -> None:
+def check_trainer(net: mx.gluon.Block, trainer: object) -> None:
     """Refuse a trainer that cannot update the pipeline's parameters."""
     _check_params(net, trainer, "step(loss, trainer, x, y)")
     assert isinstance(trainer, mx.gluon.Trainer)
-    if len(trainer._updaters) != len(rows):
-        raise GradientUnavailable(
-            f"the trainer was made for {len(trainer._updaters)} copies of each parameter, and the pipeline has "
-            f"{len(rows)}; make it after the pipeline: gluon.Trainer(pipe.collect_params(), ...)"
-        )
     sparse = [parameter.name for parameter in trainer._params if parameter._grad_stype != "default"]
     if sparse:
         raise GradientUnavailable(

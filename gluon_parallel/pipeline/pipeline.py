@@ -233,7 +233,7 @@ class Pipeline(TrainingStep):
         if trainer is not None and trainer is self._trainer and parts == self._parts:
             return
         check_loss(loss, self._update_options.accumulate, self._reduction)
-        checks.check_trainer(self.net, trainer, self.replicas)
+        checks.check_trainer(self.net, trainer)
         self._connect(trainer, self._devices, None, True)
         for updater in trainer._updaters:
             updater.aggregate_updates = False  # one operator for several weights would need them on one device

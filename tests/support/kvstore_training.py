@@ -88,7 +88,9 @@ def check_a_process_without_samples_sends_no_gradients_of_an_earlier_pass(store)
         trainer.step(store.num_workers)
     weight = net.weight.data().asscalar()
     assert abs(weight - (1 - 0.5**3)) < 1e-6
-    with pytest.raises(gp.errors.WorkersDiffer, match="makes? 2 backward passes, .*makes? 1 backward pass.*_fresh_grad"):
+    with pytest.raises(
+        gp.errors.WorkersDiffer, match="makes? 2 backward passes, .*makes? 1 backward pass.*_fresh_grad"
+    ):
         for _ in range(2):  # a process that has made no fewer than before hears of it at the next step
             backward(2 if store.rank == 0 else 1)
             trainer.step(store.num_workers)

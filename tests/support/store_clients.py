@@ -6,9 +6,10 @@ import numpy as np
 
 import gluon_parallel as gp
 import mxnet as mx
-from mxnet import nd
+from mxnet import gluon, nd
 
 SAMPLES, BATCH, CLASSES = 32, 4, 3
+OPTIMIZERS = {"sgd": {"learning_rate": 0.5, "momentum": 0.9, "wd": 0.1}, "nadam": {"learning_rate": 0.01}}
 
 
 def names(store):
@@ -119,13 +120,13 @@ def net():
     return mx.sym.SoftmaxOutput(data, mx.sym.var("softmax_label"), name="softmax")
 
 
-def fit(rows, labels, batch_size, seed, devices, kvstore):
+def fit(rows, labels, batch_size, seed, devices, kvstore, optimizer="sgd"):
     """The weights after two epochs of ``Module.fit``."""
     mx.random.seed(seed)
     module = mx.mod.Module(net(), context=devices)
     module.fit(
         mx.io.NDArrayIter(rows, labels, batch_size), num_epoch=2, kvstore=kvstore, initializer=mx.init.Normal(0.3),
-        optimizer="sgd", optimizer_params={"learning_rate": 0.5, "momentum": 0.9, "wd": 0.1},
+        optimizer=optimizer, optimizer_params=OPTIMIZERS[optimizer],
     )  # fmt: skip
     return {name: values.asnumpy() for name, values in module.get_params()[0].items()}
 
@@ -135,14 +136,46 @@ def module(store):
     random = np.random.RandomState(7)
     rows, labels = random.normal(size=(SAMPLES, 5)).astype("float32"), random.randint(CLASSES, size=SAMPLES)
     num, rank = store.num_workers, store.rank
-    for devices in ([mx.cpu()], [mx.cpu(0), mx.cpu(1)]):
+    for devices, optimizer in (([mx.cpu()], "sgd"), ([mx.cpu(0), mx.cpu(1)], "sgd"), ([mx.cpu(2), mx.cpu(0)], "nadam")):
         kvstore = store.type if len(devices) == 1 or store.type == "mpi" else None
         if kvstore is None:
             continue  # MXNet's servers keep a name for good: one Module per process
-        found = fit(rows[rank::num], labels[rank::num], BATCH, 11 + rank, devices, kvstore)
-        expected = fit(rows, labels, BATCH * num, 11, [mx.cpu()], None)
+        found = fit(rows[rank::num], labels[rank::num], BATCH, 11 + rank, devices, kvstore, optimizer)
+        expected = fit(rows, labels, BATCH * num, 11, [mx.cpu()], None, optimizer)
         for name, values in expected.items():
             np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def moved(store):
+    """A Trainer's parameters are moved and set between steps, on other devices in each process."""
+    x = np.random.RandomState(1).normal(size=(5, 8, 3)).astype("float32")
+    moves = [[[0, 1], [2], [2, 0, 1]], [[1], [1, 2], [0]]][store.rank]  # at the beginning, before and after two steps
+
+    def train(x, moves, kvstore, in_parallel):
+        layer = gluon.nn.Dense(1, in_units=3)
+        layer.initialize(mx.init.One(), ctx=[mx.cpu(number) for number in moves[0]])
+        trainer = gluon.Trainer(layer.collect_params(), "nadam", {"learning_rate": 0.1}, kvstore=kvstore)
+        loss = lambda output: (output - 1) ** 2  # noqa: E731
+        for number, batch in enumerate(x):
+            if number in (0, 2):
+                layer.collect_params().reset_ctx([mx.cpu(place) for place in moves[1 + number // 2]])
+                parallel = gp.DataParallel(layer, loss, trainer) if in_parallel else None
+            if number == 3:
+                layer.weight.set_data(layer.weight.list_data()[0] * 0.5)
+            if in_parallel:
+                parallel.step(nd.array(batch))
+                continue
+            with mx.autograd.record():
+                losses = [loss(layer(part)) for part in gp.split_and_load(nd.array(batch), layer.weight.list_ctx())]
+            mx.autograd.backward(losses)
+            trainer.step(x.shape[1] * (1 if kvstore is None else store.num_workers))
+        return [copy.asnumpy() for copy in layer.weight.list_data()]
+
+    [wanted] = train(x, [[0]] * 3, None, False)
+    own = x[:, store.rank :: store.num_workers]
+    for in_parallel in (False, True):
+        for copy in train(own, moves, gp.kvstore.create("mpi"), in_parallel):
+            np.testing.assert_allclose(copy, wanted, rtol=1e-5, atol=1e-6)  # float32, sums in another order
 
 
 def optimizer(store):

@@ -71,7 +71,9 @@ class LostWorkers:
             for rank in other.lost.waited_for.union(*(exchange.ranks_missing() for exchange in other.active()))
         }
         age = time.monotonic_ns() - when
-        return Account(num_exchanges, counts, missing, (name, age), of_this_process(), sorted(elsewhere), (*work_so_far(),))
+        return Account(
+            num_exchanges, counts, missing, (name, age), of_this_process(), sorted(elsewhere), (*work_so_far(),)
+        )
 
     def take(self, rank: int, account: Account) -> None:
         """Note what the process `rank` says of itself."""

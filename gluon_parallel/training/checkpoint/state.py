@@ -20,6 +20,7 @@ from ...data_parallel.shards import Shards, part_of, shards_of
 from ...errors import CheckpointError
 from ...kvstore.clients import open_named
 from ...kvstore.step_plan import counts_of
+from ...kvstore.trainer_parameters import follow_parameters
 from ...pipeline.stage import StageDevices
 from .hook_state import keeps_parts, restore_hook, state_of_hook
 from .parameters import copies_by_name, copies_for, named_copies, parameters_of, shape_with
@@ -87,6 +88,7 @@ def _names(net: mx.gluon.Block, trainer: mx.gluon.Trainer) -> list[str]:
 
 def _updaters(trainer: mx.gluon.Trainer) -> list[Any]:
     """What holds the optimizer's arrays: one updater per device, or the one of the key-value store."""
+    follow_parameters(trainer)
     if not trainer._kv_initialized:
         if isinstance(trainer._contexts, StageDevices):  # a pipeline learns of its trainer at the first step
             update_on_devices(trainer)

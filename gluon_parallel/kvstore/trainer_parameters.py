@@ -1,0 +1,162 @@
+"""A trainer follows its parameters: to other devices, and to values that the caller gives them between two steps.
+
+MXNet's Trainer notes the devices when it is made, and would update on these alone. Its optimizers keep a float32 copy
+of float16 weights, and would write that over the caller's values. Both without a word.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..allreduce import written
+from ..compat import mx
+from ..compat.array_types import as_legacy, leaves
+from ..errors import GradientUnavailable
+
+
+class _Known(NamedTuple):
+    """Of a trainer, when it was compared with its parameters: how often any was written before, and their dtypes."""
+
+    num_written: int
+    dtypes: list[np.dtype]
+
+
+_known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
+_copies: weakref.WeakKeyDictionary[Any, dict[int, list[str]]] = weakref.WeakKeyDictionary()  # of optimizers
+_fixed: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # trainer -> why it keeps its devices
+
+
+def fix_devices(trainer: Any, reason: str) -> None:
+    """From now on, refuse other devices for this trainer."""
+    _fixed[trainer] = reason
+
+
+def follow_parameters(trainer: Any) -> None:
+    """Give the trainer the devices of its parameters; each gets the optimizer's state that the first one had.
+
+    A store within this process is made anew where the devices change, for MXNet's stores keep buffers for each device.
+
+    Raises:
+        GradientUnavailable: the parameters are not on as many devices as each other; the trainer cannot change its
+            devices; or the optimizer has a state of another dtype.
+    """
+    known = _known.get(trainer)
+    if known is not None and known.num_written == written.num:
+        return
+    lists = [parameter.list_ctx() for parameter in trainer._params]
+    for parameter, devices in zip(trainer._params, lists):
+        if len(devices) != len(lists[0]):
+            raise GradientUnavailable(
+                f"{trainer._params[0].name} is on {lists[0]}, and {parameter.name} on {devices}; all parameters of a "
+                "trainer must be on as many devices: net.collect_params().reset_ctx(devices)"
+            )
+    dtypes = [np.dtype(parameter.dtype) for parameter in trainer._params]
+    if known is None:
+        known = _Known(written.num, dtypes)
+    has_moved = any(devices != trainer._contexts for devices in lists)
+    _refuse_other_dtypes(trainer, dtypes, known.dtypes)
+    if has_moved:
+        _refuse_devices(trainer, lists[0])
+    _known[trainer] = _Known(written.num, dtypes)
+    if has_moved or dtypes != known.dtypes:
+        _move(trainer, lists[0])
+    for number, parameter in enumerate(trainer._params):
+        if written.since(parameter, known.num_written):
+            _renew_master_copies(trainer, number, parameter)
+
+
+def _refuse_other_dtypes(trainer: Any, dtypes: Sequence[np.dtype], before: Sequence[np.dtype]) -> None:
+    for number, (parameter, dtype, last) in enumerate(zip(trainer._params, dtypes, before)):
+        states = [updater.states.get(number) for updater in trainer._updaters if dtype != last]
+        if any(isinstance(leaf, mx.nd.NDArray) for _, leaf in leaves(states)):
+            raise GradientUnavailable(
+                f"{parameter.name} was cast from {last.name} to {dtype.name}, and the optimizer's state for it is of "
+                f"{last.name}. Cast before the first update, or make a new trainer, which starts without a state"
+            )
+        for updater in trainer._updaters if dtype != last else ():
+            pass  # it holds no arrays; for the other dtype it may
+
+
+def _refuse_devices(trainer: Any, devices: list[mx.Context]) -> None:
+    store, before = trainer._kvstore, trainer._contexts
+    where = f"the trainer's parameters were on {before}, and are on {devices} now"
+    if trainer in _fixed:
+        raise GradientUnavailable(f"{where}. {_fixed[trainer]}")
+    if isinstance(store, mx.kv.KVStore) and not is_mxnets(store) and len(devices) > len(before):
+        raise GradientUnavailable(
+            f"{where}. MXNet's store {store.type!r} cannot take the gradients of more devices than before: call "
+            "reset_ctx before the trainer's first step"
+        )
+    if trainer._update_on_kvstore and is_mxnets(store) and len(devices) == 1:
+        raise GradientUnavailable(
+            f"{where}. For one device there is no store {store.type!r}, which updates (update_on_kvstore=True): make "
+            "the trainer without update_on_kvstore"
+        )
+
+
+def _move(trainer: Any, devices: list[mx.Context]) -> None:
+    states, aggregates = trainer._updaters[0].get_states(), trainer._updaters[0].aggregate_updates
+    trainer._updaters = [mx.optimizer.get_updater(trainer._optimizer) for _ in devices]
+    for updater in trainer._updaters:
+        updater.set_states(states)  # copies, which an update moves to its device
+        updater.aggregate_updates = aggregates
+    trainer._contexts = devices
+    if trainer._kv_initialized and (trainer._kvstore is None or is_mxnets(trainer._kvstore)):
+        trainer._reset_kvstore()
+        trainer._init_kvstore()
+        trainer._init_params()
+
+
+def is_mxnets(store: Any) -> bool:
+    """Whether it is a store of MXNet's for the devices of one process."""
+    return isinstance(store, mx.kv.KVStore) and "dist" not in store.type
+
+
+def reset_store(reset_in_mxnet: Callable[..., None], trainer: Any) -> None:
+    """Have the trainer make its store anew, also where the caller made it: a key of MXNet's cannot be opened twice."""
+    if is_mxnets(trainer._kvstore) and not isinstance(trainer._kvstore_params["kvstore"], str):
+        trainer._kvstore_params["kvstore"] = mx.kv.create(trainer._kvstore.type)
+    reset_in_mxnet(trainer)
+
+
+def keep_states(trainer: Any) -> None:
+    """Where a new store within this process updates, it goes on with the optimizer's state of the one before."""
+    store = trainer._kvstore
+    if trainer._update_on_kvstore and is_mxnets(store):
+        updater = trainer._updaters[0]
+        updater.states_synced = dict.fromkeys(updater.states, False)  # it may update on another device
+        store._set_updater(updater)
+
+
+def _renew_master_copies(trainer: Any, number: int, parameter: Any) -> None:
+    """Where a float16 weight is not what the optimizer's float32 copy of it was rounded to, copy the weight's values.
+
+    Parts of a sharded state stay.
+    """
+    optimizer = trainer._optimizer
+    if not optimizer.multi_precision or np.dtype(parameter.dtype) != np.float16:
+        return
+    for updater, weight in zip(trainer._updaters, map(as_legacy, parameter._data or ())):
+        state = dict(leaves(updater.states.get(number)))
+        for where in _copies_in(optimizer, number, weight.ndim) if number in updater.states else ():
+            if state[where].shape == weight.shape:
+                value = weight.as_in_context(state[where].ctx)
+                rounded = state[where].astype(value.dtype)
+                state[where][:] = mx.nd.where(rounded == value, state[where], value.astype(state[where].dtype))
+
+
+def _copies_in(optimizer: mx.optimizer.Optimizer, number: int, ndim: int) -> list[str]:
+    """Where in the state of a parameter, as :func:`.leaves` names it, copies of the weight are."""
+    known = _copies.setdefault(optimizer, {})
+    if number not in known:
+        zero, one = (
+            dict(leaves(optimizer.create_state_multi_precision(number, make((1,) * ndim, dtype="float16"))))
+            for make in (mx.nd.zeros, mx.nd.ones)
+        )
+        arrays = [where for where, leaf in zero.items() if isinstance(leaf, mx.nd.NDArray)]
+        known[number] = [where for where in arrays if (zero[where].asnumpy() != one[where].asnumpy()).any()]
+    return known[number]
