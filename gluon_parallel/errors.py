@@ -64,8 +64,8 @@ class GradientUnavailable(GluonParallelError, RuntimeError):
     """A parameter has no gradient to exchange, or gradients were asked for in an order that cannot work.
 
     Causes: the loss does not reach the parameter (``ignore_stale_grad=True`` leaves it out, ``grad_req="null"`` freezes
-    it); a parameter is not on all devices; a trainer that updates on its store; parameters that were moved or cast where
-    the optimizer's state cannot follow.
+    it); a parameter is not on all devices; a trainer that updates on its store; parameters that were moved or cast
+    where the optimizer's state cannot follow.
     """
 
 

@@ -1,7 +1,7 @@
 """What the import of this package replaces in MXNet, in this order; the page architecture.md lists the rest too."""
 
 import multiprocessing.pool
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 from .allreduce import gradients, written
 from .compat import mx
@@ -20,7 +20,7 @@ class Patch(NamedTuple):
 
     owner: Any  # module or class
     name: str
-    ours: Callable
+    ours: Any  # function, or a property
 
 
 REPLACEMENTS = [  # called with the same arguments

@@ -31,9 +31,10 @@ if "GLUON_PARALLEL_FLIGHT_RECORDER" not in os.environ:  # not among the user's r
     os.environ["GLUON_PARALLEL_FLIGHT_RECORDER"] = _flight_recorder.name
 
 # Tests send these signals, also where whoever runs the tests in the background, or under nohup, ignores them.
-for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
-    if signal.getsignal(_number) is signal.SIG_IGN:
-        signal.signal(_number, _handler)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 import gluon_parallel as gp
 import mxnet as mx

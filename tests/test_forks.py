@@ -1,4 +1,4 @@
-"""Forks and children of a process: handlers of signals, exits, and its place in a group stay with the process itself."""
+"""Forks and children of a process: handlers of signals, exits, and its place in a group stay with itself."""
 
 import multiprocessing
 import os
@@ -96,9 +96,13 @@ def test_what_runs_at_the_exit_does_so_in_the_process_that_registered_it():
             os.wait()
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], env={**os.environ, "PYTHONPATH": PYTHONPATH}, capture_output=True, text=True,
-        timeout=280, check=True,
-    )  # fmt: skip
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=True,
+    )
     assert done.stdout == "exit of the process\n"
 
 

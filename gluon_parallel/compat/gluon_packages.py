@@ -24,10 +24,10 @@ class _NumberOfArray(type):
     def __call__(cls, *args, **kwargs):
         if args and isinstance(args[0], np.ndarray) and args[0].size == 1:
             args = (args[0].item(), *args[1:])
-        return cls.__base__(*args, **kwargs)
+        return cls.__mro__[1](*args, **kwargs)
 
     def __instancecheck__(cls, instance):
-        return isinstance(instance, cls.__base__)
+        return isinstance(instance, cls.__mro__[1])
 
     def __subclasscheck__(cls, subclass):
         return issubclass(subclass, cls.__base__ or ())

@@ -81,8 +81,8 @@ def known_name(name: str) -> str:
         raise ValueError(f"kvstore: there is no store {name!r}; {meant}expected auto or one of {', '.join(NAMES)}")
     if (lower.startswith("dist") or lower in OURS) and (process := taken_by()) is not None:
         raise StoreUnavailable(
-            f"the store {name!r}: process {process}, of which this one is a fork or a child, has taken its place in the "
-            f"group. {ALONE}"
+            f"the store {name!r}: process {process}, of which this one is a fork or a child, has taken its place in "
+            f"the group. {ALONE}"
         )
     if lower.startswith("dist") and "DMLC_NUM_WORKER" not in os.environ:
         raise StoreUnavailable(

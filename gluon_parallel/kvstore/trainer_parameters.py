@@ -77,8 +77,6 @@ def _refuse_other_dtypes(trainer: Any, dtypes: Sequence[np.dtype], before: Seque
                 f"{parameter.name} was cast from {last.name} to {dtype.name}, and the optimizer's state for it is of "
                 f"{last.name}. Cast before the first update, or make a new trainer, which starts without a state"
             )
-        for updater in trainer._updaters if dtype != last else ():
-            pass  # it holds no arrays; for the other dtype it may
 
 
 def _refuse_devices(trainer: Any, devices: list[mx.Context]) -> None:

@@ -147,7 +147,7 @@ def _looking(kind: type) -> type:
 
 def _look_at_next_call(executor: Any) -> None:
     if not isinstance(executor, _Looking):
-        executor.__class__ = _looking(type(executor))
+        executor.__class__ = _looking(type(executor))  # type: ignore[arg-type]
 
 
 def _set_grad_req(parameter: mx.gluon.Parameter, request: str) -> None:

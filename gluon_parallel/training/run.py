@@ -230,6 +230,6 @@ def writable(folder: Path, other: str = "--output FOLDER") -> Iterator[None]:
 
 
 def note() -> Optional[Path]:
-    """The file in which a launch keeps the name of its run's folder, for its next attempt; None without a launcher, or in a child."""
+    """The file in which a launch keeps the name of its run's folder for its next attempt; None where this is none's."""
     folder = os.environ.get("GLUON_PARALLEL_LAUNCH_FOLDER")
     return None if folder is None or taken_by() is not None else Path(folder) / "run.txt"

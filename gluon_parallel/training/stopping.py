@@ -59,7 +59,7 @@ def postponed(is_main: Callable[[], bool], only_main: bool = False) -> Iterator[
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         if _signal is not None:
-            # To a launched process the launcher passes on a signal that may have come to all; a second Ctrl-C is its own.
+            # The launcher passes on a signal that may have come to all; a second Ctrl-C is the launcher's.
             if is_main() and number == signal.SIGINT and not heartbeat.is_heard():
                 raise KeyboardInterrupt
             return

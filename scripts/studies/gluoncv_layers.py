@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 from gluoncv_transforms import Case, boxes, module, net_of, uniform
@@ -134,7 +135,9 @@ def nets() -> dict[str, Case]:
         net = net_of("siamrpn_alexnet_v2_otb15")
         return [one.shape for one in net(nd.array(uniform(1, 3, 127, 127)), nd.array(uniform(1, 3, 287, 287)))]
 
-    shapes = {name: (1, 3, size, size) if isinstance(size, int) else size for name, size in NETS.items()}
+    shapes: dict[str, Any] = {
+        name: (1, 3, size, size) if isinstance(size, int) else size for name, size in NETS.items()
+    }
     calls: dict[str, Case] = {}
     for name, shape in shapes.items():
         calls[f"net {name}"] = siam if shape is None else functools.partial(forward, name, shape)
