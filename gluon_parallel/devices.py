@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterable
 
 from . import cores
-from .compat import mx
-from .engine import push
 from .errors import DeviceUnavailable
+from .mxnet.compat import mx
+from .mxnet.engine import push
 
 _FORMS = '"cpu", "cpu:2" (the first 2), "gpu" (all), "gpu:2", "gpu@0,2" (these), "auto", or a list of them'
 

@@ -7,9 +7,9 @@ from typing import Any, Callable
 
 import numpy as np
 
-from .compat import mx
-from .compat.array_types import Nested, as_class_of, as_legacy, leaves
 from .errors import BatchMismatch
+from .mxnet.compat import mx
+from .mxnet.compat.array_types import Nested, as_class_of, as_legacy, leaves
 from .split import map_arrays
 
 nd = mx.nd

@@ -4,10 +4,10 @@ import multiprocessing.pool
 from typing import Any, NamedTuple
 
 from .allreduce import gradients, written
-from .compat import mx
-from .compat.replacing import stands_for
 from .kvstore import clients, factory, module_loops, separate_training, trainer_loops, trainer_parameters
 from .kvstore.environment import launched_group
+from .mxnet.compat import mx
+from .mxnet.compat.replacing import stands_for
 from .nn import convert, executor, frozen_weights
 from .training import worker_pools
 from .training.checkpoint.files import load_arrays, load_states

@@ -8,10 +8,10 @@ from typing import Any, Callable
 
 import numpy as np
 
-from .compat import mx
-from .compat.array_types import BFLOAT16, Nested, as_current, as_legacy
-from .device_threads.thread import apply_on
 from .errors import BatchMismatch
+from .mxnet.compat import mx
+from .mxnet.compat.array_types import BFLOAT16, Nested, as_current, as_legacy
+from .mxnet.device_threads.thread import apply_on
 from .native import function
 
 nd = mx.nd

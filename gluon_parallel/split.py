@@ -11,9 +11,9 @@ from typing import Any, Callable
 
 import numpy as np
 
-from .compat import mx
-from .compat.array_types import Nested, as_current, leaves, to_device
 from .errors import BatchMismatch, DeviceUnavailable
+from .mxnet.compat import mx
+from .mxnet.compat.array_types import Nested, as_current, leaves, to_device
 
 _NUMPY_DTYPES = {np.float16, np.float32, np.float64, np.uint8, np.int8, np.int32, np.int64, np.bool_}
 

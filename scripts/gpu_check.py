@@ -43,7 +43,7 @@ def steps(num: int) -> dict[str, list[str]]:
 
 def look() -> tuple[list[str], list[str]]:
     """(the GPUs, what keeps MXNet's wheels from them) in words, before MXNet is imported or even installed."""
-    sys.path.insert(0, str(ROOT / "gluon_parallel"))  # `import gluon_parallel` would need MXNet
+    sys.path.insert(0, str(ROOT / "gluon_parallel" / "mxnet"))  # `import gluon_parallel` would need MXNet
     from cuda import driver, problems
 
     answers = driver.ask_apart() or {"error": "it was not asked"}

@@ -65,7 +65,7 @@ if [ -z "$UV" ]; then
 fi
 
 # ---- the environment --------------------------------------------------------------------------------------------------
-stamp="$wanted $(cat setup.py pyproject.toml requirements-mxnet.txt requirements.txt "$REQUIREMENTS" scripts/make_venv.sh gluon_parallel/cuda/wheels.py | cksum)"
+stamp="$wanted $(cat setup.py pyproject.toml requirements-mxnet.txt requirements.txt "$REQUIREMENTS" scripts/make_venv.sh gluon_parallel/mxnet/cuda/wheels.py | cksum)"
 if [ "$installed" = "$wanted" ] && [ "$(cat "$VENV/.installed" 2>/dev/null)" = "$stamp" ]; then
     if [ -z "$MXNET" ] || [ "$(cat "$VENV/.mxnet")" = "$MXNET" ]; then
         "$VENV/bin/python" gluon_parallel/native/build.py --if-changed || stop "the C library was not built (see above)"
@@ -101,7 +101,7 @@ there=$("$VENV/bin/python" -c 'import importlib.metadata as m; print(*sorted({st
     tr ' ' '\n' | grep -x -e mxnet -e 'mxnet-cu.*' || true)
 chosen=$(echo "$there" | grep mxnet-cu | head -n 1 || true)
 MXNET=${MXNET:-${chosen:-mxnet}}
-wheels=$("$VENV/bin/python" gluon_parallel/cuda/wheels.py "$MXNET")
+wheels=$("$VENV/bin/python" gluon_parallel/mxnet/cuda/wheels.py "$MXNET")
 echo "installing $MXNET and the packages of $REQUIREMENTS into $VENV ($([ -n "$wheels" ] && echo 2.6 GB || echo "some 550 MB to fetch, 1.4 GB on the disk"), once)"
 fetched="were not installed (see above): the package index could not be reached, or it has no wheel for this machine"
 install --only-binary :all: -r "$REQUIREMENTS" || stop "the packages of $REQUIREMENTS $fetched"

@@ -38,8 +38,8 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.device_threads.thread import device_threads
 from gluon_parallel.kvstore.flight_recorder import RECORDER
+from gluon_parallel.mxnet.device_threads.thread import device_threads
 
 with contextlib.suppress(ImportError):
     importlib.import_module("cv2")  # its import changes LD_LIBRARY_PATH, and would be a test's that happens to use it

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel import engine, native
+from gluon_parallel import native
 from gluon_parallel.allreduce import allreduce_each, copy_sums
-from gluon_parallel.compat.array_types import BFLOAT16
+from gluon_parallel.mxnet import engine
+from gluon_parallel.mxnet.compat.array_types import BFLOAT16
 from gluon_parallel.native.records import C
 from mxnet import autograd, nd
 

@@ -10,7 +10,7 @@ import pytest
 
 import gluon_parallel as gp
 from gluon_parallel import patches
-from gluon_parallel.compat import mx
+from gluon_parallel.mxnet.compat import mx
 from gluon_parallel.native.records import C
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -19,7 +19,7 @@ PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text("utf-8")
 
 # From the lowest layer to the highest. In the lowest one, modules may use those before them.
 LAYERS = [
-    ["forks", "errors", "native", "cuda", "cores", "compat", "device_threads", "engine"],
+    ["forks", "errors", "native", "mxnet/cuda", "cores", "mxnet/compat", "mxnet/device_threads", "mxnet/engine"],
     ["devices", "split", "allreduce", "archive", "sample_loss"],
     ["kvstore", "loss_checks"],
     ["launch_engines", "communication_hooks"],
@@ -33,21 +33,25 @@ LAYERS = [
 ]
 LAYER = {module: number for number, modules in enumerate(LAYERS) for module in modules}
 PUBLIC_API = "__init__"  # it imports every module, and no module imports it
+ROOMS = ["mxnet"]  # folders whose folders are modules of their own
 
 
 def modules():
     """(module, file) of every Python file of the package; a folder is one module, whatever its files."""
     for file in sorted(PACKAGE.rglob("*.py")):
         parts = file.relative_to(PACKAGE).with_suffix("").parts
-        yield parts[0], file
+        if parts[0] not in ROOMS:
+            yield parts[0], file
+        elif parts[1] != "__init__":
+            yield "/".join(parts[:2]), file
 
 
 def imported_modules(tree, package):
     """(module, line) for every import from this package in `tree`, a file of `package` (a tuple of names).
 
     Example:
-        >>> list(imported_modules(ast.parse("from .compat import mx"), ("gluon_parallel",)))
-        [('compat', 1)]
+        >>> list(imported_modules(ast.parse("from .mxnet.compat import mx"), ("gluon_parallel",)))
+        [('mxnet/compat', 1)]
     """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -56,7 +60,7 @@ def imported_modules(tree, package):
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else ()
             module = base + tuple((node.module or "").split(".")) if node.module else base
-            if module == ("gluon_parallel",):
+            if module == ("gluon_parallel",) or module[1:] in [(room,) for room in ROOMS]:
                 for alias in node.names:
                     if alias.name != "__version__":  # which is set before anything is imported
                         yield from _module_of((*module, alias.name), node.lineno)
@@ -66,7 +70,8 @@ def imported_modules(tree, package):
 
 def _module_of(module, line):
     if module and module[0] == "gluon_parallel":
-        yield (module[1] if len(module) > 1 else PUBLIC_API), line
+        in_room = len(module) > 2 and module[1] in ROOMS
+        yield ("/".join(module[1:3]) if in_room else module[1] if len(module) > 1 else PUBLIC_API), line
 
 
 def may_import(module, other):
@@ -93,7 +98,7 @@ def test_every_module_has_its_layer():
 def test_the_page_shows_the_same_layers():
     shown = [[] for _ in LAYERS]
     for number, names in re.findall(r"^\| (\d+) \| (`.*?`) \|", PAGE, re.MULTILINE):
-        shown[int(number) - 1] += re.findall(r"`(\w+)`", names)
+        shown[int(number) - 1] += re.findall(r"`([\w/]+)`", names)
     assert shown[0] == LAYERS[0], "in the lowest layer the order counts"
     assert list(map(sorted, shown)) == list(map(sorted, LAYERS))
 
@@ -132,13 +137,13 @@ def test_the_page_lists_every_function_of_mxnet_that_is_replaced():
     shown = {(name, by.strip("`")) for names, by in rows for name in re.findall(r"`([\w.]+)`", names)}
     found = set()
     for module, file in modules():
-        if module not in ("compat", "patches"):
+        if module not in ("mxnet/compat", "patches"):
             found.update((name, str(file.relative_to(PACKAGE))) for name in replaced_in(file.read_text("utf-8")))
     for patch in (*patches.REPLACEMENTS, *patches.WRAPPERS, *patches.WRAPPERS_IN_GROUPS):
         function = getattr(patch.ours, "func", getattr(patch.ours, "fset", patch.ours))  # of a property
         [name] = {path for path, _ in shown if path.endswith(f".{patch.name}") and owner_of(path) is patch.owner}
         found.add((name, function.__module__.partition(".")[2].replace(".", "/") + ".py"))
-    assert found == {(name, by) for name, by in shown if not by.startswith("compat")}
+    assert found == {(name, by) for name, by in shown if not by.startswith("mxnet/compat")}
 
 
 def c_functions_in(source):
@@ -231,7 +236,7 @@ def test_imports_point_down_and_modules_of_one_layer_do_not_import_each_other(mo
         ("split", "from .data_parallel import DataParallel"),
         ("split", "from . import allreduce"),
         ("split", "def f():\n    from gluon_parallel.allreduce import allreduce"),
-        ("compat", "import gluon_parallel.engine"),
+        ("mxnet/compat", "import gluon_parallel.mxnet.engine"),
         ("models", "import gluon_parallel as gp"),
         ("models", "from .datasets.digits import load"),
     ],
@@ -243,8 +248,8 @@ def test_the_check_sees_an_import_of_a_higher_layer_of_the_same_one_or_of_the_pu
 @pytest.mark.parametrize(
     ("module", "source", "package"),
     [
-        ("split", "from .compat import mx\nfrom .errors import BatchMismatch", ("gluon_parallel",)),
-        ("engine", "from .compat import mx", ("gluon_parallel",)),
+        ("split", "from .mxnet.compat import mx\nfrom .errors import BatchMismatch", ("gluon_parallel",)),
+        ("mxnet/engine", "from ..compat import mx", ("gluon_parallel", "mxnet", "engine")),
         ("nn", "from ..allreduce import allreduce\nfrom .converters import convert", ("gluon_parallel", "nn")),
         ("split", "import numpy as np\nfrom mxnet import nd", ("gluon_parallel",)),
     ],

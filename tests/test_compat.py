@@ -16,8 +16,8 @@ import pytest
 from interpreters import interpreter
 
 import mxnet as mx
-from gluon_parallel import compat
 from gluon_parallel.errors import MXNetUnavailable
+from gluon_parallel.mxnet import compat
 
 ROOT = Path(__file__).resolve().parents[1]
 SITE_PACKAGES = Path(sysconfig.get_path("purelib"))

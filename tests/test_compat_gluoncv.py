@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gluon_parallel as gp  # noqa: F401  (mends GluonCV)
-from gluon_parallel.compat import gluon_packages
+from gluon_parallel.mxnet.compat import gluon_packages
 
 ROOT = Path(__file__).resolve().parents[1]
 pytest.importorskip("gluoncv", reason="GluonCV is an optional dependency")

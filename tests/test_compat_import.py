@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mxnet as mx
-from gluon_parallel.compat import deferred, operator_code
+from gluon_parallel.mxnet.compat import deferred, operator_code
 
 # ---- the cache of operators' functions ------------------------------------------------------------------------------
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import mxnet as mx
-from gluon_parallel.compat import numpy_protocol
-from gluon_parallel.compat.scalars import plain, text
+from gluon_parallel.mxnet.compat import numpy_protocol
+from gluon_parallel.mxnet.compat.scalars import plain, text
 from mxnet import gluon, nd, sym
 
 INT, FLOAT, TRUE = np.int64, np.float32, np.bool_(True)

@@ -11,8 +11,8 @@ import pytest
 from gpu_stubs import NO_CARD, build, build_driver, build_mxnet, needs_gcc
 
 import mxnet as mx
-from gluon_parallel.cuda import driver, libraries
-from gluon_parallel.cuda.wheels import NOT_NEEDED, WHEELS, wheels_for
+from gluon_parallel.mxnet.cuda import driver, libraries
+from gluon_parallel.mxnet.cuda.wheels import NOT_NEEDED, WHEELS, wheels_for
 
 ROOT = Path(__file__).resolve().parents[1]
 PREPARE = """
@@ -48,7 +48,7 @@ class Machine:
 
     def prepare(self):
         """(problems, paths of loaded libraries, MXNet's variables), in a process of its own."""
-        done = self.run("-c", PREPARE, str(ROOT / "gluon_parallel"), str(self.site / "mxnet"))
+        done = self.run("-c", PREPARE, str(ROOT / "gluon_parallel" / "mxnet"), str(self.site / "mxnet"))
         found, loaded, variables = json.loads(done.stdout)
         return [f"{text} -> {cure}" for text, cure in found], loaded, variables
 

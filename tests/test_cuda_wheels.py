@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from gpu_stubs import NO_CARD, build_driver, needs_gcc
 
-from gluon_parallel.cuda.wheels import NOT_NEEDED, WHEELS
+from gluon_parallel.mxnet.cuda.wheels import NOT_NEEDED, WHEELS
 
 ROOT = Path(__file__).resolve().parents[1]
 GIGABYTES = 15  # on the disk, most of the time 8

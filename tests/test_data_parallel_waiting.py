@@ -10,8 +10,9 @@ import pytest
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel import engine, split
+from gluon_parallel import split
 from gluon_parallel.allreduce import copy_sums
+from gluon_parallel.mxnet import engine
 from mxnet import gluon, nd
 
 # MXNet's own waiting runs on cpu(0), which stands for the host here; these stand for GPUs.

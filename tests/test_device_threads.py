@@ -17,8 +17,8 @@ import pytest
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.datasets.indexed import _Reading
-from gluon_parallel.device_threads import hand_written_loops, seeds
-from gluon_parallel.device_threads.thread import thread_of
+from gluon_parallel.mxnet.device_threads import hand_written_loops, seeds
+from gluon_parallel.mxnet.device_threads.thread import thread_of
 from gluon_parallel.nn import executor
 from mxnet import gluon, nd
 
@@ -183,7 +183,7 @@ def test_the_first_cpu_device_draws_what_one_thread_would_draw_and_the_seed_of_a
 LIFE = """
 import threading
 import gluon_parallel as gp, mxnet as mx
-from gluon_parallel.device_threads.thread import end_all
+from gluon_parallel.mxnet.device_threads.thread import end_all
 def num_threads():
     return len([thread for thread in threading.enumerate() if "cpu(" in thread.name])
 shards = [mx.nd.ones(64, ctx=mx.cpu(i)) for i in range(2)]

@@ -76,7 +76,7 @@ import os
 os.sched_getaffinity = lambda pid: set(range(6))  # six cores, none of them a hyper-thread
 import gluon_parallel as gp, mxnet as mx, ctypes
 from gluon_parallel import cores
-from gluon_parallel.engine import push
+from gluon_parallel.mxnet.engine import push
 cores.physical_core, cores._cpu_limits = str, list
 devices = gp.devices("cpu:{number}") if {number} else [mx.cpu(0)]
 gomp = ctypes.CDLL("libgomp.so.1")

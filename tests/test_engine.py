@@ -10,8 +10,8 @@ import pytest
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel import engine
 from gluon_parallel.allreduce import copy_sums
+from gluon_parallel.mxnet import engine
 from mxnet import nd
 
 
@@ -173,7 +173,7 @@ def test_an_error_whose_text_cannot_be_made_or_looks_for_errors_is_raised_as_any
 def test_a_failure_that_nobody_has_read_is_told_at_the_end_and_one_that_was_read_is_not():
     program = """
         import gluon_parallel, mxnet as mx
-        from gluon_parallel import engine
+        from gluon_parallel.mxnet import engine
         def fail(word):
             raise ValueError(word)
         seen, unseen = mx.nd.zeros(3, dtype="int32"), mx.nd.zeros(3)
@@ -206,7 +206,7 @@ def test_a_process_can_be_started_while_functions_are_queued(fork):
             arrays = [mx.nd.dot(array, array) / 600 for array in arrays]
             gp.allreduce(arrays)
             {fork}
-        gp.engine.push_async(lambda done: (done(), time.sleep(0.3), print("left")), write=arrays[:1])
+        gp.mxnet.engine.push_async(lambda done: (done(), time.sleep(0.3), print("left")), write=arrays[:1])
         {fork}
         print((arrays[0].asnumpy() == 1).all())
         """

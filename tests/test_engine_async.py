@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import mxnet as mx
-from gluon_parallel import engine
-from gluon_parallel.engine import functions
+from gluon_parallel.mxnet import engine
+from gluon_parallel.mxnet.engine import functions
 from mxnet import nd
 
 
@@ -93,7 +93,7 @@ def test_devices_may_fail_at_the_same_moment():  # MXNet's list of exceptions ha
 
         import gluon_parallel
         import mxnet as mx
-        from gluon_parallel.engine import functions
+        from gluon_parallel.mxnet.engine import functions
 
         def fail(device):
             arrays = [mx.nd.zeros(3, ctx=device) for _ in range(10)]

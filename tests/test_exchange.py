@@ -10,11 +10,11 @@ from batch_norm_reference import combined, in_parallel, measured
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.engine import push
 from gluon_parallel.kvstore import handshake
 from gluon_parallel.kvstore.collective import gather
 from gluon_parallel.kvstore.contract import Contract, contract
 from gluon_parallel.kvstore.exchange import Exchange, open_store
+from gluon_parallel.mxnet.engine import push
 
 
 class Servers:

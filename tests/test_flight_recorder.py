@@ -20,11 +20,11 @@ from processes import MPIRUN, run_mpi
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel import engine
 from gluon_parallel import launch as launching
 from gluon_parallel.kvstore.flight_recorder import StoreRecords, report, ring, stack
 from gluon_parallel.kvstore.flight_recorder.report import Difference, differences, sentences
 from gluon_parallel.kvstore.flight_recorder.ring import RECORDER, Recorder, read
+from gluon_parallel.mxnet import engine
 from gluon_parallel.native.records import C
 
 FAULTS = Path(__file__).with_name("support") / "kvstore_faults.py"

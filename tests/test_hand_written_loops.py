@@ -120,7 +120,7 @@ def test_every_form_of_the_loop_runs_and_gives_the_same_weights(buffers, thread)
 CONNECTED = """
 import json
 import gluon_parallel as gp, mxnet as mx, numpy as np
-from gluon_parallel.device_threads import hand_written_loops
+from gluon_parallel.mxnet.device_threads import hand_written_loops
 from gluon_parallel.nn.sync_batch_norm.participants import groups_of
 from mxnet import autograd, gluon, nd
 

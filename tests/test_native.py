@@ -9,7 +9,7 @@ import pytest
 from c_compiler import compiler
 
 from gluon_parallel import native
-from gluon_parallel.compat.array_types import BFLOAT16, narrowed, widened
+from gluon_parallel.mxnet.compat.array_types import BFLOAT16, narrowed, widened
 from gluon_parallel.native import NATIVE, build
 from gluon_parallel.native.records import C, address_of
 

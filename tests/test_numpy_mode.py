@@ -94,7 +94,7 @@ def make(num_devices, hybridize, norm=gp.nn.SyncBatchNorm, optimizer="adam", **o
         value = random.standard_normal(parameter.shape) * 0.5
         value = np.abs(value) + 0.5 if name.endswith("running_var") else value
         for array in parameter.list_data():
-            gp.compat.array_types.as_legacy(array)[:] = mx.nd.array(value)
+            gp.mxnet.compat.array_types.as_legacy(array)[:] = mx.nd.array(value)
     if hybridize:
         net.hybridize()
     trainer = mx.gluon.Trainer(net.collect_params(), optimizer, {"learning_rate": 0.05})
@@ -107,7 +107,7 @@ def batches(sizes):
 
 
 def in_mode(array):
-    return gp.compat.array_types.as_current(mx.nd.array(array, dtype="float32"))
+    return gp.mxnet.compat.array_types.as_current(mx.nd.array(array, dtype="float32"))
 
 
 def weights(net):
@@ -237,7 +237,7 @@ def test_a_checkpoint_goes_from_one_mode_to_the_other(saved_in_numpy_mode):
 def test_replicas_are_compared_in_numpy_mode(numpy_mode):
     net, trainer, _ = make(2, True)
     gp.check_replicas(net, None)
-    gp.compat.array_types.as_legacy(net.factor.data(DEVICES[1]))[:] = 7
+    gp.mxnet.compat.array_types.as_legacy(net.factor.data(DEVICES[1]))[:] = 7
     with pytest.raises(gp.errors.ReplicasDiffer, match="factor"):
         gp.check_replicas(net, None)
 

@@ -8,7 +8,7 @@ from pipeline_nets import assert_equal, batch, cpus, layers, reference, set_weig
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel import engine
+from gluon_parallel.mxnet import engine
 from mxnet import autograd, gluon, nd
 
 LOSS = gluon.loss.L2Loss()

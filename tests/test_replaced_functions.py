@@ -16,7 +16,7 @@ import pytest
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel import patches
-from gluon_parallel.compat import scalars
+from gluon_parallel.mxnet.compat import scalars
 from mxnet import autograd, gluon, nd
 
 NOT_IN_MXNET = {"nd.NDArray.__array__", "operator._ndarray_cls"}  # added; replaced for a moment
@@ -29,9 +29,9 @@ import sys, types
 package = sys.modules["gluon_parallel"] = types.ModuleType("gluon_parallel")
 package.__path__ = [sys.argv[1] + "/gluon_parallel"]
 for name, function in {"scalars": "accept", "numpy_protocol": "convert", "roi_align": "install"}.items():
-    module = sys.modules["gluon_parallel.compat." + name] = types.ModuleType(name)
+    module = sys.modules["gluon_parallel.mxnet.compat." + name] = types.ModuleType(name)
     setattr(module, function, lambda *_: None)
-import gluon_parallel.compat
+import gluon_parallel.mxnet.compat
 """
 
 

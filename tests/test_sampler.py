@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gluon_parallel as gp
-from gluon_parallel import engine
+from gluon_parallel.mxnet import engine
 
 pytestmark = pytest.mark.arithmetic
 

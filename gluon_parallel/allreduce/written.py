@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from ..compat import mx
+from ..mxnet.compat import mx
 
 num = 0  # how often any parameter was written
 _last: weakref.WeakKeyDictionary[mx.gluon.Parameter, int] = weakref.WeakKeyDictionary()  # `num` when it was written

@@ -8,10 +8,10 @@ import numpy as np
 
 from ..allreduce import allreduce_each
 from ..allreduce.gradients import clip
-from ..compat import mx
-from ..compat.array_types import as_legacy, as_tuple
 from ..errors import AsynchronousUnsupported
 from ..kvstore.reserved_keys import CLOCK
+from ..mxnet.compat import mx
+from ..mxnet.compat.array_types import as_legacy, as_tuple
 from ..split import as_devices
 from .policies import Mode, parse_mode
 from .replica import MeanGradient

@@ -5,10 +5,10 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
-from ..compat import mx
-from ..compat.array_types import as_tuple, set_zero
 from ..errors import AsynchronousUnsupported, GradientUnavailable
 from ..loss_checks import check_loss
+from ..mxnet.compat import mx
+from ..mxnet.compat.array_types import as_tuple, set_zero
 from ..nn.blocks import blocks_of
 from ..sample_loss import LossPerSample
 from ..split import num_samples, split_and_load

@@ -11,9 +11,9 @@ from typing import Any, Callable, NamedTuple, Optional
 import numpy as np
 
 from ..archive import Archive, described, refuse_differences
-from ..compat import mx
-from ..device_threads.thread import State
 from ..errors import CheckpointError, NotFinite, WorkerTimeout
+from ..mxnet.compat import mx
+from ..mxnet.device_threads.thread import State
 from ..split import as_devices
 from . import rules
 from .policies import create_store, parse_mode
@@ -174,7 +174,7 @@ class Asynchronous:
         AsynchronousUnsupported: the net has a layer in which devices meet, or weights that are not float32.
 
     Example:
-        >>> from gluon_parallel.compat import mx
+        >>> from gluon_parallel.mxnet.compat import mx
         >>> parallel = Asynchronous(lambda: mx.gluon.nn.Dense(1, in_units=3), mx.gluon.loss.L2Loss(),
         ...     [mx.cpu(0), mx.cpu(1)], "ssp:1", "sgd", {"learning_rate": 0.1})
         >>> batch = np.ones((4, 3), "float32"), np.ones((4, 1), "float32")

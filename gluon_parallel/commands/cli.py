@@ -81,7 +81,7 @@ def run_if_asked():
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends an import without its traceback
     try:
-        from .. import compat as compat
+        from ..mxnet import compat as compat
         from ..native import library
 
         library()

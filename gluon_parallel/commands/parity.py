@@ -6,12 +6,12 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from .. import kvstore
-from ..compat import mx
 from ..data_parallel import DataParallel
 from ..devices import devices as parse_devices
 from ..errors import ConfigError, GluonParallelError, WorkerFailed
 from ..launch.in_notebook import call_in_processes
 from ..launch_engines import ENGINES
+from ..mxnet.compat import mx
 from ..nn import SyncBatchNorm
 from ..pipeline import Pipeline
 from ..training.seeding import reseed

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..compat import mx
 from ..kvstore.contract import contract, is_distributed
+from ..mxnet.compat import mx
 
 
 class GradientBucket(NamedTuple):

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..compat import mx
-from ..engine import push, view
+from ..mxnet.compat import mx
+from ..mxnet.engine import push, view
 from .hook import BucketStore, GradientBucket, StatefulHook
 
 _DEPENDENT = 1e-6  # a column of which less is left, without its part along earlier ones, depends on them

@@ -10,11 +10,11 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..allreduce.gradients import trainable
-from ..compat import mx
-from ..compat.array_types import Nested, leaves
 from ..errors import LOG, BatchMismatch, GradientUnavailable, StatisticsPerDevice, warn
 from ..kvstore.contract import contract
 from ..kvstore.factory import kind_of
+from ..mxnet.compat import mx
+from ..mxnet.compat.array_types import Nested, leaves
 from ..nn.blocks import blocks_of
 from ..nn.sync_batch_norm.graph import plain_batch_norms
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..compat import mx
-from ..compat.array_types import Nested
-from ..device_threads.thread import device_of
 from ..errors import BatchMismatch
+from ..mxnet.compat import mx
+from ..mxnet.compat.array_types import Nested
+from ..mxnet.device_threads.thread import device_of
 from ..split import num_samples
 
 _WANTED = "split(data, devices) returns a list of at most one shard per device, each nested like data"

@@ -8,13 +8,13 @@ from typing import Callable
 import numpy as np
 
 from .. import kvstore
-from ..compat import mx
-from ..engine import make_plain
 from ..errors import GradientUnavailable
 from ..kvstore.collective import committing
 from ..kvstore.contract import contract, state_of
 from ..kvstore.handshake import signature
 from ..kvstore.trainer_parameters import follow_parameters
+from ..mxnet.compat import mx
+from ..mxnet.engine import make_plain
 
 _SAME_ORDER = (
     "gluon.Trainer numbers parameters by their names. Make the same layers in the same order on every process, or name "

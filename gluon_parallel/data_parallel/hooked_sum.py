@@ -10,14 +10,14 @@ import numpy as np
 
 from ..allreduce import allreduce_each
 from ..communication_hooks import BucketStore, GradientBucket, PowerSGD, StatefulHook, StoreCompression
-from ..compat import mx
-from ..compat.array_types import as_legacy, to_device
-from ..engine import make_plain
 from ..errors import ArrayMismatch, CompressionFault, GradientUnavailable, warn
 from ..kvstore.contract import is_distributed
 from ..kvstore.factory import kind_of
 from ..kvstore.mpi.plan import plan_buckets
 from ..kvstore.survival import survives
+from ..mxnet.compat import mx
+from ..mxnet.compat.array_types import as_legacy, to_device
+from ..mxnet.engine import make_plain
 
 _BUILT_IN = StoreCompression, PowerSGD
 _BUCKET = 25 << 20  # bytes

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ..compat import mx
-from ..compat.array_types import as_current, as_legacy
 from ..errors import BatchMismatch
 from ..kvstore.background_sum import BackgroundSum
 from ..kvstore.reserved_keys import LOSS_PARTS
+from ..mxnet.compat import mx
+from ..mxnet.compat.array_types import as_current, as_legacy
 from ..sample_loss import LossPerSample
 
 nd = mx.nd

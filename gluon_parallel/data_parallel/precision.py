@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..compat import mx
-from ..compat.array_types import BFLOAT16, as_legacy
-from ..compat.replacing import stands_for
 from ..errors import NotFinite, PrecisionUnsupported
 from ..kvstore.background_sum import BackgroundSum
 from ..kvstore.reserved_keys import OVERFLOW
+from ..mxnet.compat import mx
+from ..mxnet.compat.array_types import BFLOAT16, as_legacy
+from ..mxnet.compat.replacing import stands_for
 from ..nn.blocks import blocks_of
 from ..split import as_devices
 

@@ -10,11 +10,11 @@ from typing import TypeVar
 import numpy as np
 
 from .. import split
-from ..compat import mx
 from ..errors import BatchMismatch
 from ..kvstore import as_store, separate_training
 from ..kvstore.background_sum import BackgroundSum
 from ..kvstore.reserved_keys import JOIN
+from ..mxnet.compat import mx
 
 _Batch = TypeVar("_Batch")
 SEEDS = 2**32  # what NumPy's RandomState accepts

@@ -6,13 +6,13 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from ..compat import mx
-from ..compat.array_types import as_legacy
-from ..engine import make_plain
 from ..errors import CheckpointError
 from ..kvstore.contract import contract, is_distributed
 from ..kvstore.step_plan import StepPlan
 from ..kvstore.trainer_parameters import fix_devices
+from ..mxnet.compat import mx
+from ..mxnet.compat.array_types import as_legacy
+from ..mxnet.engine import make_plain
 from ..split import map_arrays
 
 # Those that update each value by itself, so that a part of an array is updated as in the whole one; subclasses may not.

@@ -7,11 +7,11 @@ from typing import Any, Callable
 
 from ..allreduce import written
 from ..allreduce.gradients import trainable
-from ..compat import mx
-from ..compat.array_types import Nested, as_current, as_tuple
-from ..device_threads.thread import acting_as, call_from
 from ..kvstore.contract import contract, is_distributed
 from ..loss_checks import check_loss
+from ..mxnet.compat import mx
+from ..mxnet.compat.array_types import Nested, as_current, as_tuple
+from ..mxnet.device_threads.thread import acting_as, call_from
 from ..nn import convert_by_default, participants, say_what_was_converted
 from ..nn.blocks import net_and_loss
 from ..nn.sync_batch_norm.participants import groups_of, start_anew

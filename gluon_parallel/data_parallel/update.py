@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..allreduce import gradients
-from ..compat import mx
-from ..compat.array_types import Nested, set_zero
 from ..errors import GradientUnavailable, WorkerLost
 from ..kvstore.background_sum import BackgroundSum
 from ..kvstore.collective import committing
 from ..kvstore.contract import contract, is_distributed
 from ..kvstore.reserved_keys import REACHED, SAMPLE_COUNT
 from ..kvstore.step_plan import StepPlan, plan_of, update_copies
+from ..mxnet.compat import mx
+from ..mxnet.compat.array_types import Nested, set_zero
 from ..nn.sync_batch_norm.join import Join, refuse_graphs
 from ..sample_loss import LossPerSample
 from . import checks

@@ -11,15 +11,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..allreduce.gradients import trainable
-from ..compat import mx
-from ..compat.array_types import Nested, as_legacy, leaves, to_device
-from ..engine import Call, check, make_plain, push, view
 from ..errors import NotFinite, ReplicasDiffer, SeparateTraining, warn
 from ..kvstore import as_store, together
 from ..kvstore.background_sum import BackgroundSum
 from ..kvstore.collective import gather
 from ..kvstore.contract import is_distributed
 from ..kvstore.reserved_keys import WEIGHTS_DIGEST
+from ..mxnet.compat import mx
+from ..mxnet.compat.array_types import Nested, as_legacy, leaves, to_device
+from ..mxnet.engine import Call, check, make_plain, push, view
 from ..native import address
 from ..native.records import C, address_of
 from ..nn.blocks import blocks_of

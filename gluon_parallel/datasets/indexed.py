@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..compat import mx
-from ..compat.deferred import Deferred
 from ..errors import DatasetCorrupt
+from ..mxnet.compat import mx
+from ..mxnet.compat.deferred import Deferred
 
 Image = Deferred("PIL.Image")
 

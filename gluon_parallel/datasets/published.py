@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from ..compat.deferred import Deferred
 from ..errors import DatasetUnavailable
+from ..mxnet.compat.deferred import Deferred
 
 pooch, requests = Deferred("pooch"), Deferred("requests")
 

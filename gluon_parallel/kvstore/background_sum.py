@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from ..compat import mx
-from ..engine import Call, check, view
-from ..engine.failures import remember
 from ..errors import WorkerLost
+from ..mxnet.compat import mx
+from ..mxnet.engine import Call, check, view
+from ..mxnet.engine.failures import remember
 from ..native import address, function, provide
 from ..native.records import C, address_of
 from . import flight_recorder

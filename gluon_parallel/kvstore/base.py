@@ -4,9 +4,9 @@ import functools
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
-from ..compat import mx
-from ..compat.array_types import as_tuple
 from ..errors import ArrayMismatch, SparseUnsupported
+from ..mxnet.compat import mx
+from ..mxnet.compat.array_types import as_tuple
 from .contract import Arrays, Contract, Keys
 from .handshake import signature
 

@@ -11,8 +11,8 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ..compat import mx
 from ..errors import CompressionFault, GradientUnavailable, warn
+from ..mxnet.compat import mx
 from . import separate_training
 from .base import Store
 from .contract import contract, is_distributed

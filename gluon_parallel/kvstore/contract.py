@@ -13,8 +13,8 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
-from ..compat import mx
 from ..errors import BarrierTimeout, ExchangeError
+from ..mxnet.compat import mx
 from . import flight_recorder
 from .environment import LIMIT, arrives, default_timeout, refuse_if_alone
 from .handshake import SAME_MODEL, SAME_VERSIONS, described, differ, leave_without_waiting, spelled, version, words_of

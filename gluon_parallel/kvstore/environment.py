@@ -7,8 +7,8 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Optional
 
-from ..engine import push
 from ..errors import StoreUnavailable
+from ..mxnet.engine import push
 
 MIN_PROCESSES = "GLUON_PARALLEL_MIN_PROCESSES"  # fewest processes that continue after a loss
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from .. import native
-from ..compat import mx
 from ..errors import BarrierTimeout, ExchangeError, WorkerLost, WorkersDiffer
+from ..mxnet.compat import mx
 from ..native.records import C, address_of
 from .contract import contract, state_of
 

@@ -4,8 +4,8 @@ import difflib
 import os
 from typing import Any
 
-from ..compat import mx
 from ..errors import StoreUnavailable
+from ..mxnet.compat import mx
 from . import heartbeat, separate_training
 from .contract import contract
 from .environment import ALONE, store_name, taken_by, taking_place

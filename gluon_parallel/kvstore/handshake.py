@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ..compat import MXNET_VERSION
 from ..errors import WorkersDiffer
 from ..forks import at_exit
+from ..mxnet.compat import MXNET_VERSION
 
 _PROTOCOL = 1  # of the messages; another number cannot be understood
 _BYTES = 160  # of a process's words that the others can be shown

@@ -7,10 +7,10 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 from ..allreduce import allreduce_each, sum_arrays
-from ..compat import mx
-from ..compat.array_types import as_legacy
-from ..engine import order
 from ..errors import StoreUnavailable
+from ..mxnet.compat import mx
+from ..mxnet.compat.array_types import as_legacy
+from ..mxnet.engine import order
 from .base import Store
 
 INSTALL = (

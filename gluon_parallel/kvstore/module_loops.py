@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..allreduce import broadcast
-from ..compat import mx
 from ..errors import CheckpointError
+from ..mxnet.compat import mx
 from .base import Store
 
 # An updater -> for each name the sum of the gradients; these themselves stay, since a backward pass may add to them.

@@ -4,9 +4,9 @@ import os
 import sys
 from typing import Any, Optional
 
-from ..compat import mx
 from ..errors import SeparateTraining, warn
 from ..forks import at_exit
+from ..mxnet.compat import mx
 from .contract import is_distributed
 from .environment import launched_group, taken_by
 

@@ -7,10 +7,10 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
-from ..compat import mx
-from ..compat.array_types import as_tuple
-from ..engine import ending
 from ..errors import ArrayMismatch, CompressionFault, StoreUnavailable, warn
+from ..mxnet.compat import mx
+from ..mxnet.compat.array_types import as_tuple
+from ..mxnet.engine import ending
 from . import flight_recorder
 from .base import pairs
 from .contract import Contract

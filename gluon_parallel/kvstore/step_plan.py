@@ -14,8 +14,8 @@ import numpy as np
 from ..allreduce import CopySums, broadcast, gradients
 from ..allreduce.copy_sums import push_sums
 from ..allreduce.marks import Marks, get_marks, set_marks
-from ..compat import mx
-from ..compat.array_types import set_zero
+from ..mxnet.compat import mx
+from ..mxnet.compat.array_types import set_zero
 from ..native import provide
 from ..native.records import address_of
 from .base import Store

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from ..allreduce import gradients as fresh
-from ..compat import mx
-from ..compat.array_types import as_legacy
 from ..errors import GradientUnavailable, InexactUpdate, warn
+from ..mxnet.compat import mx
+from ..mxnet.compat.array_types import as_legacy
 from .background_sum import BackgroundSum
 from .base import Store
 from .collective import committing

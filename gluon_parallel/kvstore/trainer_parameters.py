@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..allreduce import written
-from ..compat import mx
-from ..compat.array_types import as_legacy, leaves
 from ..errors import GradientUnavailable
+from ..mxnet.compat import mx
+from ..mxnet.compat.array_types import as_legacy, leaves
 
 
 class _Known(NamedTuple):

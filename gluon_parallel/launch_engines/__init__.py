@@ -223,7 +223,7 @@ class PS(Engine):
         return sorted(named, key=address, reverse=True)
 
     def check(self) -> Optional[str]:
-        from ..compat import mx
+        from ..mxnet.compat import mx
 
         if not mx.runtime.Features().is_enabled("DIST_KVSTORE"):
             raise LaunchError("engine ps: this MXNet was built without DIST_KVSTORE; the wheels of mxnet 1.9.1 have it")

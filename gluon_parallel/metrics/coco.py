@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..compat import mx
+from ..mxnet.compat import mx
 
 # What pycocotools calls its twelve numbers, in its order.
 NAMES = ("AP", "AP50", "AP75", "AP small", "AP medium", "AP large",

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from ..compat import mx
-from ..compat.array_types import as_legacy, as_tuple, leaves
-from ..device_threads import parallel_apply
 from ..errors import DeviceUnavailable, NotFinite
 from ..kvstore import as_store, collective, separate_training, together
+from ..mxnet.compat import mx
+from ..mxnet.compat.array_types import as_legacy, as_tuple, leaves
+from ..mxnet.device_threads import parallel_apply
 from ..split import as_devices, first_samples, map_arrays, num_samples, split_and_load, with_arrays
 from .merging import adds_up, merge
 from .named import SampleLoss, created

@@ -4,10 +4,10 @@ import functools
 
 import numpy as np
 
-from ..compat import mx
 from ..errors import BatchMismatch
 from ..kvstore import as_store, collective
 from ..kvstore.collective import gather, gather_objects
+from ..mxnet.compat import mx
 from .coco import COCOMeanAP
 
 # What these metrics of MXNet know is a sum over samples, and their number, which add up however a batch is divided.

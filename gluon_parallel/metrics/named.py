@@ -5,9 +5,9 @@ import inspect
 
 import numpy as np
 
-from ..compat import mx
-from ..compat.array_types import widened
 from ..errors import BatchMismatch
+from ..mxnet.compat import mx
+from ..mxnet.compat.array_types import widened
 
 
 class SampleLoss:

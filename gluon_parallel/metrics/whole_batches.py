@@ -6,10 +6,10 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
-from ..compat import mx
-from ..compat.array_types import Nested, leaves
 from ..errors import BatchMismatch
 from ..kvstore.collective import gather_objects
+from ..mxnet.compat import mx
+from ..mxnet.compat.array_types import Nested, leaves
 from ..split import map_arrays
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..compat import mx
+from ..mxnet.compat import mx
 
 
 def blocks_of(net: mx.gluon.Block) -> list[mx.gluon.Block]:

@@ -7,10 +7,10 @@ import inspect
 from types import ModuleType
 from typing import Any, Callable
 
-from ..compat import mx
-from ..compat.replacing import named_arguments, stands_for
 from ..errors import warn
 from ..kvstore import check_sync_group
+from ..mxnet.compat import mx
+from ..mxnet.compat.replacing import named_arguments, stands_for
 from .blocks import blocks_of
 from .sync_batch_norm.graph import sync_batch_norm_symbol
 from .sync_batch_norm.layer import SyncBatchNorm

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-from ..compat import mx
+from ..mxnet.compat import mx
 from .rewrite_graph import Node, attribute_value, graph_of, new_node, replace_nodes
 from .sync_batch_norm.graph import MARK
 

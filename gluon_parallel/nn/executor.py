@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Callable
 
 from ..allreduce import gradients
-from ..compat import mx
-from ..compat.replacing import stands_for
+from ..mxnet.compat import mx
+from ..mxnet.compat.replacing import stands_for
 from .for_cpu import for_cpu, is_faster_on
 from .frozen_weights import watched
 from .sync_batch_norm.graph import synchronised

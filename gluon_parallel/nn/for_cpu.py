@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..compat import mx
 from ..errors import LOG
+from ..mxnet.compat import mx
 from .blocks import blocks_of
 from .cpu_graph import rewrite
 

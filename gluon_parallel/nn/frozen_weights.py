@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..compat import mx
+from ..mxnet.compat import mx
 from .rewrite_graph import Node, graph_of, new_node, replace_nodes
 
 _OPERATOR = "FullyConnected"

@@ -10,12 +10,12 @@ from typing import Any, Callable
 
 import numpy as np
 
-from ..compat import mx
-from ..compat.array_types import BFLOAT16, as_class_of, as_legacy
-from ..compat.replacing import stands_for
-from ..device_threads.seeds import seed_this_thread
-from ..device_threads.thread import thread_of
-from ..engine import make_plain
+from ..mxnet.compat import mx
+from ..mxnet.compat.array_types import BFLOAT16, as_class_of, as_legacy
+from ..mxnet.compat.replacing import stands_for
+from ..mxnet.device_threads.seeds import seed_this_thread
+from ..mxnet.device_threads.thread import thread_of
+from ..mxnet.engine import make_plain
 from ..native import function
 from .blocks import blocks_of, draws_random_numbers
 from .executor import building, finish_initialization

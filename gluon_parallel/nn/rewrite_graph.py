@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Callable
 
-from ..compat import mx
+from ..mxnet.compat import mx
 
 Node = dict[str, Any]  # in MXNet's JSON form
 _CONSTANTS = {"True": True, "False": False, "None": None}

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ..compat import mx
-from ..compat.array_types import Nested
 from ..data_parallel.checks import check_count
 from ..data_parallel.checks import check_trainer as _check_params
 from ..devices import check_available
 from ..errors import BatchMismatch, GradientUnavailable, PipelineMismatch, warn
+from ..mxnet.compat import mx
+from ..mxnet.compat.array_types import Nested
 from ..split import listed
 from .orders import ORDERS
 

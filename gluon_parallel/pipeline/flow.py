@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Sequence
 from typing import Callable
 
-from ..compat import mx
-from ..compat.array_types import Nested
-from ..device_threads import call_from
-from ..device_threads.seeds import derive_seed
 from ..errors import BatchMismatch, GluonParallelError
+from ..mxnet.compat import mx
+from ..mxnet.compat.array_types import Nested
+from ..mxnet.device_threads import call_from
+from ..mxnet.device_threads.seeds import derive_seed
 from ..sample_loss import LossPerSample
 from ..split import shard
 from .checks import check_samples

@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from ..compat import mx
 from ..data_parallel.precision import refuse_16_bits_on_cpus
 from ..errors import PipelineMismatch
+from ..mxnet.compat import mx
 from .profile import parameter_bytes
 from .stage import Arrays, outputs_of
 

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from typing import Any, Callable
 
 from ..allreduce.gradients import trainable
-from ..compat import mx
-from ..compat.array_types import Nested, as_tuple
 from ..data_parallel.checks import check_loss
 from ..data_parallel.first_step import make_parameters
 from ..data_parallel.precision import refuse_16_bits_on_cpus
 from ..data_parallel.step import TrainingStep
 from ..data_parallel.update import Update, UpdateOptions
-from ..device_threads import call_from
-from ..device_threads.seeds import draw_seed
 from ..errors import GradientUnavailable
 from ..kvstore.contract import contract
 from ..loss_checks import check_loss as check_gradient
+from ..mxnet.compat import mx
+from ..mxnet.compat.array_types import Nested, as_tuple
+from ..mxnet.device_threads import call_from
+from ..mxnet.device_threads.seeds import draw_seed
 from ..nn.blocks import draws_random_numbers, net_and_loss
 from ..split import num_samples, shard_sizes, split_and_load
 from . import checks

@@ -14,7 +14,7 @@ from typing import Callable
 
 import numpy as np
 
-from ..compat import mx
+from ..mxnet.compat import mx
 from .orders import BACKWARD, FORWARD, Task, bubble, most_held, simulated
 from .stage import ArrayForm, Recorder, pass_counts
 

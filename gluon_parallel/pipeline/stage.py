@@ -10,12 +10,12 @@ from typing import Callable
 import numpy as np
 
 from ..allreduce.gradients import flags
-from ..compat import mx
-from ..compat.array_types import BFLOAT16, Nested, as_class_of, as_legacy, as_tuple, leaves, set_zero, to_device
 from ..data_parallel.precision import active_precision
-from ..device_threads.seeds import seed_of_device, seed_this_thread
-from ..engine import order, push
 from ..errors import GluonParallelError, PipelineMismatch
+from ..mxnet.compat import mx
+from ..mxnet.compat.array_types import BFLOAT16, Nested, as_class_of, as_legacy, as_tuple, leaves, set_zero, to_device
+from ..mxnet.device_threads.seeds import seed_of_device, seed_this_thread
+from ..mxnet.engine import order, push
 from ..nn.frozen_weights import has_graph
 from ..nn.sync_batch_norm.participants import STATISTICS, waiting_groups
 from .orders import BACKWARD, FORWARD, Task

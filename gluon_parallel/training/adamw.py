@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from ..compat import mx
 from ..errors import PrecisionUnsupported
+from ..mxnet.compat import mx
 
 
 @mx.optimizer.register

@@ -3,7 +3,7 @@
 import math
 from typing import Union
 
-from ..compat import mx
+from ..mxnet.compat import mx
 
 
 class LinearScalingScheduler(mx.lr_scheduler.LRScheduler):

@@ -7,9 +7,9 @@ from typing import Any, Optional
 import numpy as np
 
 from ..archive import Archive, refuse_differences
-from ..compat import mx
-from ..compat.array_types import as_legacy
 from ..errors import DevicesMismatch
+from ..mxnet.compat import mx
+from ..mxnet.compat.array_types import as_legacy
 from .checkpoint.parameters import copies_by_name, copies_for, named_copies, parameters_of
 
 

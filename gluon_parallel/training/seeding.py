@@ -4,8 +4,8 @@ import random
 
 import numpy as np
 
-from ..compat import mx
-from ..device_threads.seeds import derive_seed
+from ..mxnet.compat import mx
+from ..mxnet.device_threads.seeds import derive_seed
 
 
 def reseed(seed: int, epoch: int = 0, step: int = 0) -> None:

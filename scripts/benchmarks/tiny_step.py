@@ -33,7 +33,7 @@ def load(role):
         package = types.ModuleType("gluon_parallel")
         package.__path__ = [str(ROOT / "gluon_parallel")]
         sys.modules["gluon_parallel"] = package
-        return importlib.import_module("gluon_parallel.compat").mx, None
+        return importlib.import_module("gluon_parallel.mxnet.compat").mx, None
     gp = importlib.import_module("gluon_parallel")  # first: it makes MXNet importable
     return importlib.import_module("mxnet"), gp
 

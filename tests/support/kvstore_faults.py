@@ -215,8 +215,8 @@ def ending(store):
         time.sleep(0.5)  # the program has ended
         store.pushpull(0, array)
 
-    gp.engine.push(use_late, write=[nd.zeros(1)])
-    gp.engine.fail([failed], ValueError("lost"))
+    gp.mxnet.engine.push(use_late, write=[nd.zeros(1)])
+    gp.mxnet.engine.fail([failed], ValueError("lost"))
 
 
 def closing(store):

@@ -16,9 +16,9 @@ import numpy as np
 import simulated_hosts
 
 import gluon_parallel as gp
-from gluon_parallel.engine import push_async
 from gluon_parallel.kvstore.mpi import python_sums, startup
 from gluon_parallel.kvstore.mpi.transport import MPI_LOCK
+from gluon_parallel.mxnet.engine import push_async
 from gluon_parallel.native.records import C
 from mxnet import nd
 

@@ -18,10 +18,10 @@ from random_programs import EPSILON, Program, wanted
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel import engine
-from gluon_parallel.compat.array_types import as_tuple
 from gluon_parallel.kvstore.mpi import plan
 from gluon_parallel.kvstore.mpi.store import MPI
+from gluon_parallel.mxnet import engine
+from gluon_parallel.mxnet.compat.array_types import as_tuple
 from mxnet import gluon, nd
 
 VARIABLE = "GLUON_PARALLEL_TESTS_PROGRAMS"

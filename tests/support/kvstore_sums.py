@@ -11,10 +11,10 @@ import pytest
 from simulated_hosts import NONBLOCKING
 
 import gluon_parallel as gp
-from gluon_parallel.compat.array_types import BFLOAT16
 from gluon_parallel.kvstore.contract import contract
 from gluon_parallel.kvstore.mpi.shared_memory import sums
 from gluon_parallel.kvstore.mpi.transport import ANSWERED, ASKED
+from gluon_parallel.mxnet.compat.array_types import BFLOAT16
 from mxnet import nd
 
 DEVICES = gp.devices("cpu:2")

@@ -350,7 +350,7 @@ def refusals():
         refused(lambda: gp.Pipeline(net, DEVICES[:1], 2), layer.name, "matrix product")
     net = gluon.nn.Dense(2, in_units=2)
     net.initialize(ctx=DEVICES)
-    net.cast(gp.compat.array_types.BFLOAT16)
+    net.cast(gp.mxnet.compat.array_types.BFLOAT16)
     refused(lambda: parallel(net, gluon.Trainer(net.collect_params(), "sgd"), {}), "optimizers", "set_precision")
 
 
@@ -447,7 +447,7 @@ def halves(store):
         store.pushpull(f"{kind} overflow", array)
         assert np.isinf(array.asnumpy()[0]) == (kind == "fp16")
     store.set_gradient_compression({"type": "none"})
-    array = mx.nd.full((70000,), 1 + 2.0**-7).astype(gp.compat.array_types.BFLOAT16)
+    array = mx.nd.full((70000,), 1 + 2.0**-7).astype(gp.mxnet.compat.array_types.BFLOAT16)
     store.pushpull("in bfloat16", array)
     np.testing.assert_array_equal(array.astype("float32").asnumpy(), (1 + 2.0**-7) * store.num_workers)
 

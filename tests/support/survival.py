@@ -21,11 +21,11 @@ import simulated_hosts
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.allreduce import gradients
-from gluon_parallel.engine.functions import one_error_at_a_time
 from gluon_parallel.kvstore import survival
 from gluon_parallel.kvstore.mpi import python_sums
 from gluon_parallel.kvstore.mpi.shared_memory import memory
 from gluon_parallel.kvstore.mpi.shared_memory.memory import SharedMemory
+from gluon_parallel.mxnet.engine.functions import one_error_at_a_time
 from gluon_parallel.native import locked
 from mxnet import gluon, nd
 

@@ -12,8 +12,8 @@ import simulated_hosts
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.engine.failures import drop_tracebacks
 from gluon_parallel.kvstore import heartbeat
+from gluon_parallel.mxnet.engine.failures import drop_tracebacks
 from gluon_parallel.nn.sync_batch_norm.participants import drain
 
 

@@ -1,6 +1,7 @@
 """Scripts that try one thing, a function each: ``python scripts.py FUNCTION arguments...``; run without the package."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def ask_cuda(package, folder, *names):
 
     `package` is the folder gluon_parallel, `names` are the libraries that MXNet asks for.
     """
-    sys.path.insert(0, package)  # `import gluon_parallel` would need MXNet
+    sys.path.insert(0, os.path.join(package, "mxnet"))  # `import gluon_parallel` would need MXNet
     from cuda import driver, libraries
 
     tell({"driver": driver.ask()})
@@ -36,7 +37,7 @@ def ask_cuda(package, folder, *names):
 
 def import_mxnet():
     """MXNet's version, then the devices that it can use."""
-    from gluon_parallel.compat import mx
+    from gluon_parallel.mxnet.compat import mx
 
     tell({"version": mx.__version__})
     from gluon_parallel.devices import devices
@@ -61,7 +62,7 @@ def train_steps():
 def exchange():
     """Exchange arrays with the other processes: the library, and for each size whether the sums were right."""
     from gluon_parallel import kvstore
-    from gluon_parallel.compat import mx
+    from gluon_parallel.mxnet.compat import mx
 
     store = kvstore.create("auto")
     library = "ps-lite, in MXNet"

@@ -7,10 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
-from ...cuda import is_wheel, libraries, mxnet_folder, problems
-from ...cuda.driver import DRIVER
-from ...cuda.wheels import CAPABILITIES, runs_on, wheels_for
 from ...launch_engines import ENGINES, find_mpirun
+from ...mxnet.cuda import is_wheel, libraries, mxnet_folder, problems
+from ...mxnet.cuda.driver import DRIVER
+from ...mxnet.cuda.wheels import CAPABILITIES, runs_on, wheels_for
 from .machine import Requirement, install_command, requirements
 from .probes import PACKAGE, Answer, Probes
 from .report import FAILED, INCONCLUSIVE, MORE_TIME, WARNING, Finding, Section

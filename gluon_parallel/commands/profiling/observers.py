@@ -9,10 +9,10 @@ import threading
 import time
 from pathlib import Path
 
-from ...compat import mx
 from ...cores import cpu_limit
 from ...data_parallel import DataParallel
 from ...launch_engines import agent
+from ...mxnet.compat import mx
 from ...pipeline import Pipeline
 from .parts import READING
 from .recording import Span

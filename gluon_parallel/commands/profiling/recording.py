@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...compat import mx
 from ...errors import DeviceUnavailable
 from ...kvstore.collective import gather, gather_objects
 from ...kvstore.contract import is_distributed
+from ...mxnet.compat import mx
 from ...nn.sync_batch_norm.measured import Pass
 
 STEP = "step"

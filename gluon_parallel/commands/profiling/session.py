@@ -9,13 +9,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ...compat import mx
 from ...cores import num_logical
 from ...datasets.loader import Loader
-from ...engine import mark
 from ...errors import OutputUnavailable
 from ...kvstore.contract import is_distributed
 from ...kvstore.environment import launched_rank
+from ...mxnet.compat import mx
+from ...mxnet.engine import mark
 from ...nn import would_convert
 from ...nn.sync_batch_norm.measured import recorded as recorded_passes
 from ...nn.sync_batch_norm.sync_group import all_groups

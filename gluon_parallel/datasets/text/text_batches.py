@@ -8,7 +8,7 @@ from typing import Optional
 
 import numpy as np
 
-from ...compat import mx  # noqa: F401 - for the doctest
+from ...mxnet.compat import mx  # noqa: F401 - for the doctest
 from ...split import as_devices, map_arrays, split_and_load
 from ..loader import Loader, check_lengths
 from ..samples import padded

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Union
 import numpy as np
 
 from ... import native
-from ...engine import Call
 from ...forks import undo_in_forks
+from ...mxnet.engine import Call
 from ...native.records import C, address_of
 from .. import reserved_keys
 

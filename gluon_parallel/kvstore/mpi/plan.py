@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ...compat import mx
-from ...compat.array_types import as_legacy, as_tuple
-from ...engine import failures, make_plain
+from ...mxnet.compat import mx
+from ...mxnet.compat.array_types import as_legacy, as_tuple
+from ...mxnet.engine import failures, make_plain
 from ..contract import Arrays, Keys, Plan
 from ..flight_recorder import RECORDER
 from .shared_memory.sums import KeySums, Pushes, SharedSum

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ...engine.failures import mark_reported
 from ...errors import GluonParallelError
+from ...mxnet.engine.failures import mark_reported
 from .agreement import ProcessGroup
 from .lost_workers import LostWorkers
 from .operations import Operation, bytes_of, has_persistent

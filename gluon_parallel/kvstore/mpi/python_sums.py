@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...allreduce import sum_rows
-from ...compat.array_types import BFLOAT16, narrowed, widened
+from ...mxnet.compat.array_types import BFLOAT16, narrowed, widened
 from ...split import shard_bounds
 from .operations import Operation, allreduce, bytes_of
 

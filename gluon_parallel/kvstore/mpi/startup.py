@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from ...compat import environment, mx
-from ...engine import settle
-from ...engine.failures import is_reported
 from ...errors import LOG, StoreUnavailable, WorkerLost
 from ...forks import at_exit, undo_in_forks
+from ...mxnet.compat import environment, mx
+from ...mxnet.engine import settle
+from ...mxnet.engine.failures import is_reported
 from ...native import ends_within
 from .. import flight_recorder, heartbeat
 from ..environment import ALONE, LIMIT, MIN_PROCESSES, default_timeout, refuse_if_alone

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...compat import mx
-from ...compat.array_types import as_legacy
-from ...engine import make_plain, push_async, view
+from ...mxnet.compat import mx
+from ...mxnet.compat.array_types import as_legacy
+from ...mxnet.engine import make_plain, push_async, view
 from ..base import Store
 from ..contract import Arrays, Bounds, Keys
 from ..flight_recorder import RECORDER

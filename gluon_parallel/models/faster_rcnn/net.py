@@ -15,8 +15,8 @@ from gluoncv.model_zoo.rcnn.faster_rcnn import predefined_models
 from gluoncv.model_zoo.rcnn.faster_rcnn.faster_rcnn import FasterRCNN
 from gluoncv.nn.coder import MultiPerClassDecoder
 
-from ...compat import mx
 from ...errors import ConfigError
+from ...mxnet.compat import mx
 from ...nn import SyncBatchNorm, sync_batch_norm_symbol
 from ...split import as_devices
 from ..pretrained import published_weights

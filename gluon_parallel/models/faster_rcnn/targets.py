@@ -16,9 +16,9 @@ from gluoncv.model_zoo.rcnn.rpn.rpn_target import RPNTargetGenerator
 from gluoncv.nn.coder import NumPyNormalizedBoxCenterEncoder
 from gluoncv.utils import bbox_iou
 
-from ...compat import mx
-from ...compat.array_types import as_tuple
 from ...errors import DatasetCorrupt
+from ...mxnet.compat import mx
+from ...mxnet.compat.array_types import as_tuple
 
 _ALL = 2**31 - 1  # GluonCV's sampler then labels every anchor and draws none
 

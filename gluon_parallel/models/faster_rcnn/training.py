@@ -2,9 +2,9 @@
 
 from gluoncv.model_zoo.rcnn.faster_rcnn.faster_rcnn import FasterRCNN
 
-from ...compat import mx
-from ...compat.array_types import as_tuple
-from ...engine import make_plain, push, view
+from ...mxnet.compat import mx
+from ...mxnet.compat.array_types import as_tuple
+from ...mxnet.engine import make_plain, push, view
 from .targets import Chooser
 
 gloss = mx.gluon.loss

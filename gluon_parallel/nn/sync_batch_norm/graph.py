@@ -8,8 +8,8 @@ import uuid
 from collections.abc import Collection
 from typing import Any
 
-from ...compat import mx
-from ...compat.array_types import BFLOAT16
+from ...mxnet.compat import mx
+from ...mxnet.compat.array_types import BFLOAT16
 from ..rewrite_graph import Node, graph_of, new_node, replace_nodes
 from . import operator, sync_group
 

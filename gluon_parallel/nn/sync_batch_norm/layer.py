@@ -5,11 +5,11 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from ...compat import mx
-from ...compat.array_types import BFLOAT16, as_class_of, as_legacy
-from ...device_threads import launch_by_device
-from ...engine import make_plain
 from ...errors import BatchMismatch
+from ...mxnet.compat import mx
+from ...mxnet.compat.array_types import BFLOAT16, as_class_of, as_legacy
+from ...mxnet.device_threads import launch_by_device
+from ...mxnet.engine import make_plain
 from . import graph, operator
 from .participants import enter
 from .sync_group import SyncGroup

@@ -16,9 +16,9 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 
 from ... import native
-from ...compat import mx
-from ...engine.ending import INTERPRETER_STATE
 from ...errors import BarrierBroken
+from ...mxnet.compat import mx
+from ...mxnet.engine.ending import INTERPRETER_STATE
 from ...native import keep_after_end
 from ...native.records import C, address_of
 from ..rewrite_graph import attribute_value

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...compat import mx
+from ...mxnet.compat import mx
 from ...native.records import C, address_of
 
 # Rows (C,) on the device. The pivot is a value of the shard: x - pivot is small, so a large mean costs no digits.

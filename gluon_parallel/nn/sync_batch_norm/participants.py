@@ -8,12 +8,12 @@ import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ... import engine
-from ...compat import mx
-from ...device_threads import launch_by_device
-from ...device_threads.thread import current_device
-from ...engine import failures, functions
 from ...errors import BarrierBroken, DevicesMismatch, EngineUnsupported, GluonParallelError
+from ...mxnet import engine
+from ...mxnet.compat import mx
+from ...mxnet.device_threads import launch_by_device
+from ...mxnet.device_threads.thread import current_device
+from ...mxnet.engine import failures, functions
 from ...split import as_devices
 from ..blocks import blocks_of
 from .sync_group import SyncGroup, all_groups, groups_by_token

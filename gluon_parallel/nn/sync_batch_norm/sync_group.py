@@ -11,15 +11,15 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ... import engine
-from ...compat import mx
-from ...device_threads import StuckLoop
-from ...device_threads.hand_written_loops import may_have_gone_backward
-from ...engine import failures
 from ...errors import DeviceNotLaunched, StoreUnavailable
 from ...kvstore import check_sync_group, separate_training, sync_group
 from ...kvstore.environment import default_timeout
 from ...kvstore.exchange import Exchange, open_store
+from ...mxnet import engine
+from ...mxnet.compat import mx
+from ...mxnet.device_threads import StuckLoop
+from ...mxnet.device_threads.hand_written_loops import may_have_gone_backward
+from ...mxnet.engine import failures
 from .rendezvous import DIRECTIONS, Rendezvous
 
 _LOOP = """Launch all devices before you read a result of one:

@@ -12,12 +12,12 @@ import numpy as np
 
 from ... import archive
 from ...archive import Archive
-from ...compat import mx
 from ...errors import CheckpointError, NotFinite, OutputUnavailable
 from ...kvstore import collective, survives, together
 from ...kvstore.collective import gather
 from ...kvstore.contract import contract, is_distributed
 from ...metrics import gather_rows
+from ...mxnet.compat import mx
 from .state import restore, state, store_of
 
 _OWN, _OBJECTS = "own/", "objects/"

@@ -6,8 +6,8 @@ import numpy as np
 
 from ...archive import Archive
 from ...communication_hooks import StatefulHook
-from ...compat import mx
 from ...kvstore.mpi.store import MPI
+from ...mxnet.compat import mx
 
 _ERRORS, _SHARED, _RESIDUALS = "hook/errors/", "hook/shared/", "hook/residuals/"
 

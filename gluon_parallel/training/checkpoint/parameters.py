@@ -3,8 +3,8 @@
 import numpy as np
 
 from ...archive import Archive
-from ...compat import mx
 from ...errors import CheckpointError
+from ...mxnet.compat import mx
 
 
 def parameters_of(net: mx.gluon.Block, may_be_deferred: bool = False) -> dict[str, mx.gluon.Parameter]:

@@ -12,8 +12,6 @@ from typing import Any, Optional
 import numpy as np
 
 from ...archive import Archive, described, refuse_differences
-from ...compat import mx
-from ...compat.array_types import as_current, as_legacy, leaves
 from ...data_parallel.first_step import update_on_devices
 from ...data_parallel.precision import LossScaling
 from ...data_parallel.shards import Shards, part_of, shards_of
@@ -21,6 +19,8 @@ from ...errors import CheckpointError
 from ...kvstore.clients import open_named
 from ...kvstore.step_plan import counts_of
 from ...kvstore.trainer_parameters import follow_parameters
+from ...mxnet.compat import mx
+from ...mxnet.compat.array_types import as_current, as_legacy, leaves
 from ...pipeline.stage import StageDevices
 from .hook_state import keeps_parts, restore_hook, state_of_hook
 from .parameters import copies_by_name, copies_for, named_copies, parameters_of, shape_with

@@ -6,8 +6,8 @@ from typing import Any, Callable
 
 import numpy as np
 
-from ...compat import mx
 from ...errors import BatchMismatch
+from ...mxnet.compat import mx
 
 
 class EmptyArray(mx.nd.NDArray):

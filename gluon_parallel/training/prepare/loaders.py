@@ -5,10 +5,10 @@ import threading
 from collections.abc import Iterator
 from typing import Any, Callable, Optional
 
-from ...compat import mx
 from ...data_parallel.sampler import BatchSampler
-from ...device_threads.seeds import derive_seed, seed_this_thread
 from ...errors import BatchMismatch
+from ...mxnet.compat import mx
+from ...mxnet.device_threads.seeds import derive_seed, seed_this_thread
 from ..seeding import reseed
 from . import loader_warnings
 from .empty import without_samples

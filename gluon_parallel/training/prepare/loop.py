@@ -14,11 +14,11 @@ import numpy as np
 from tqdm import tqdm
 
 from ... import kvstore
-from ...compat import mx
 from ...data_parallel.first_step import broadcast_others
 from ...errors import LOG, BatchMismatch, NotFinite
 from ...kvstore import collective
 from ...kvstore.collective import gather, gather_objects
+from ...mxnet.compat import mx
 from .. import stopping
 from ..checkpoint.state import is_divided
 from ..run import BEST, Run

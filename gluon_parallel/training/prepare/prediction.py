@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 
-from ...compat import mx
-from ...compat.array_types import as_tuple, leaves
 from ...errors import BatchMismatch
 from ...kvstore.collective import gather_objects
 from ...metrics.evaluation import run
 from ...metrics.whole_batches import at_each_place
+from ...mxnet.compat import mx
+from ...mxnet.compat.array_types import as_tuple, leaves
 from ...split import num_samples
 from .loaders import LoaderShard
 

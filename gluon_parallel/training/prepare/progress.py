@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
 
-from ...compat import mx
-from ...compat.array_types import as_legacy
 from ...errors import CheckpointError
+from ...mxnet.compat import mx
+from ...mxnet.compat.array_types import as_legacy
 from ..checkpoint import files
 
 LAG = 8  # steps after which a loss is read: the engine works ahead, and one that went wrong is noticed soon

@@ -8,9 +8,9 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 
 from ...allreduce import gradients
-from ...compat import mx
-from ...compat.array_types import as_legacy, leaves
 from ...errors import BatchMismatch
+from ...mxnet.compat import mx
+from ...mxnet.compat.array_types import as_legacy, leaves
 from ...split import map_arrays
 from .loaders import LoaderShard
 

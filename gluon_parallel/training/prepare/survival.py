@@ -12,14 +12,14 @@ import numpy as np
 
 from ... import kvstore
 from ...allreduce import gradients
-from ...compat import mx
 from ...data_parallel.first_step import broadcast_others
-from ...engine.failures import drop_tracebacks
 from ...errors import LOG, GradientUnavailable
 from ...kvstore import heartbeat
 from ...kvstore.base import Store
 from ...kvstore.collective import gather, gather_objects
 from ...kvstore.contract import contract
+from ...mxnet.compat import mx
+from ...mxnet.engine.failures import drop_tracebacks
 from ...nn.sync_batch_norm.participants import drain, groups_of
 from ...nn.sync_batch_norm.sync_group import all_groups
 from ..checkpoint import restore, state

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any, Callable, Optional
 
 from ... import kvstore
-from ...compat import mx
 from ...data_parallel import DataParallel
 from ...data_parallel.shards import shards_of
 from ...errors import GradientUnavailable
 from ...kvstore import collective
 from ...kvstore.collective import broadcast_object
 from ...metrics import evaluate
+from ...mxnet.compat import mx
 from ...nn import convert_sync_batchnorm
 from ...nn.blocks import net_and_loss
 from ...nn.sync_batch_norm.participants import groups_of

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....engine.failures import memory_of
-from ....engine.functions import one_error_at_a_time
 from ....errors import ArrayMismatch, StoreUnavailable
+from ....mxnet.engine.failures import memory_of
+from ....mxnet.engine.functions import one_error_at_a_time
 from ....native import function, new_mutex
 from ....native.records import C, address_of
 from ...flight_recorder import RECORDER

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ....engine import check, make_plain
+from ....mxnet.engine import check, make_plain
 from ....native.records import C, address_of
 from ...contract import Arrays, Bounds, Keys
 from ..plan import are_on_host

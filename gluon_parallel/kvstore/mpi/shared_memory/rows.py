@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ....compat.array_types import BFLOAT16
+from ....mxnet.compat.array_types import BFLOAT16
 from ....native import function, locked, new_mutex, unlocked
 from ....native.records import C, address_of
 from ...exchange import combine

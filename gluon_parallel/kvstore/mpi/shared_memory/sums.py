@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....compat import mx
-from ....engine import fail, make_room, without_repetition
-from ....engine.failures import remember
 from ....errors import ExchangeError
+from ....mxnet.compat import mx
+from ....mxnet.engine import fail, make_room, without_repetition
+from ....mxnet.engine.failures import remember
 from ....native import function, provide
 from ....native.records import C, address_of
 from ..agreement import key_of

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from ...errors import MXNetUnavailable
 from ..cuda import mxnet_folder, prepare
-from ..errors import MXNetUnavailable
 from . import deferred, gluon_packages, numpy_protocol, operator_code, roi_align, scalars
 
 MXNET_VERSION = "1.9.1"

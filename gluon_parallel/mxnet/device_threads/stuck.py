@@ -20,6 +20,7 @@ import threading
 import time
 import traceback
 from collections.abc import Collection
+from pathlib import Path
 from types import FrameType
 
 from ..compat import mx
@@ -29,11 +30,12 @@ _OBSERVED = 1.5  # seconds during which nothing must have changed
 _LONGEST_PAUSE = 1.2  # seconds between two looks; after a longer one the process was stopped, and all begins anew
 _IDLE = 0.03  # share of one core below which these threads are idle
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_ROOM = Path(__file__).resolve().parents[1]
+_PACKAGE = str(_ROOM.parent) + os.sep
 _MXNET = os.path.dirname(os.path.abspath(mx.__file__)) + os.sep
 _OPERATOR = os.path.join(_MXNET, "operator.py")  # where MXNet's engine enters Python
-_ENGINE = os.path.join(_PACKAGE, "engine", "functions.py")  # its `settle` waits for all operators
-_THREADS = os.path.join(_PACKAGE, "device_threads", "thread.py")
+_ENGINE = str(_ROOM / "engine" / "functions.py")  # its `settle` waits for all operators
+_THREADS = str(_ROOM / "device_threads" / "thread.py")
 _FOLDERS = (
     *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
     *getattr(site, "getsitepackages", list)(), site.getusersitepackages(),

@@ -10,10 +10,10 @@ import time
 import traceback
 from typing import Callable, TypeVar
 
+from ...errors import LOG, DeviceNotLaunched
+from ...native import keep_after_end
+from ...native.records import C
 from ..compat import mx
-from ..errors import LOG, DeviceNotLaunched
-from ..native import keep_after_end
-from ..native.records import C
 from .failures import put_back, text_of
 from .functions import pending, settle
 

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any, Callable, Union
 
+from ...native import function
 from ..compat import mx
-from ..native import function
 from .thread import State, current_device, thread_of
 
 _CFunction = Callable[..., int]  # of MXNet's C library

@@ -14,9 +14,9 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable, Protocol
 
+from ...native import locked, new_mutex, provide_mxnet
+from ...native.records import C
 from ..compat import mx
-from ..native import locked, new_mutex, provide_mxnet
-from ..native.records import C
 from . import failures
 
 _LIB = mx.base._LIB

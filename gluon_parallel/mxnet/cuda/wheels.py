@@ -1,6 +1,6 @@
 """Wheels with the libraries of CUDA 11; imports nothing, so that setup.py and scripts/make_venv.sh can run it.
 
-python gluon_parallel/cuda/wheels.py mxnet-cu112      # prints what this build of MXNet needs
+python gluon_parallel/mxnet/cuda/wheels.py mxnet-cu112      # prints what this build of MXNet needs
 """
 
 import sys

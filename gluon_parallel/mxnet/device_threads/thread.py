@@ -16,9 +16,9 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Callable, TypeVar
 
+from ...errors import BatchMismatch
 from ..compat import environment, mx
 from ..compat.array_types import Nested, leaves
-from ..errors import BatchMismatch
 from . import seeds
 
 # Temporary buffers of a thread that launches for several devices: one for every operator that may be in flight.
