@@ -4,22 +4,26 @@ The file is what ``numpy.load`` calls an ``.npz``, a zip of plain arrays, so it 
 and nothing in it is ever executed (there is no pickle). The zip's comment is the SHA-256 of everything before it.
 """
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import math
 import os
+import re
 import uuid
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
-from .errors import CheckpointError, NotFinite
+from .errors import CheckpointError, NotFinite, OutputUnavailable
 
 VERSION = 1
 _FACTS = "facts.json"
+_PART = re.compile(r"\..+\.[0-9a-f]{32}\.part")  # name of a file that is being written
 _DIGEST_LENGTH = 64  # hexadecimal digits of SHA-256
 _OTHER_FILES = {  # by their first bytes
     bytes([0x12, 1, 0, 0, 0, 0, 0, 0]): ("net.save_parameters", "net.load_parameters"),
@@ -35,28 +39,67 @@ class Archive(NamedTuple):
     facts: dict[str, Any]
 
 
+@contextlib.contextmanager
+def writable(what: str, remedy: str = "Free space there, or choose another folder") -> Iterator[None]:
+    """Within this block, a refusal by the system is raised as OutputUnavailable: `what` cannot be written, the cause,
+    and the `remedy`.
+    """
+    try:
+        yield
+    except OutputUnavailable:  # of a block within this one, which knows the file
+        raise
+    except OSError as error:
+        raise OutputUnavailable(f"{what} cannot be written: {error.strerror or error}. {remedy}") from error
+
+
 def replace(path: Union[str, os.PathLike], content: Any) -> None:
     """Put what ``content(file)`` writes at `path`, in one piece: a reader finds the old file or the new one.
 
-    A crash, a full disk or an exception in `content` leaves the old file as it was and no other behind.
+    A crash, a full disk or an exception in `content` leaves the old file as it was and no other behind; what a killed
+    process leaves is removed by the next write into the folder.
+
+    Raises:
+        OutputUnavailable: the file cannot be written.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        with open(temporary, "x+b") as file:
+    with writable(str(path)):
+        _remove_abandoned_parts(path.parent)
+        with _part_of(path) as file:
             content(file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    # The new name itself must survive a power cut, too.
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+            os.replace(file.name, path)
+        # The new name itself must survive a power cut, too.
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+@contextlib.contextmanager
+def _part_of(path: Path) -> Iterator[Any]:
+    """A new file beside `path`, which is removed if the block raises; locked as long as this process writes it."""
+    while True:
+        with open(path.with_name(f".{path.name}.{uuid.uuid4().hex}.part"), "x+b") as file:
+            with contextlib.suppress(OSError):  # of a file system without locks, where nothing is removed either
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if not os.path.exists(file.name):  # removed by another process before it was locked
+                continue
+            try:
+                yield file
+            except BaseException:
+                Path(file.name).unlink(missing_ok=True)
+                raise
+            return
+
+
+def _remove_abandoned_parts(folder: Path) -> None:
+    """Remove what killed processes have left of their writes: files that nobody has locked."""
+    for name in filter(_PART.fullmatch, os.listdir(folder)):
+        with contextlib.suppress(OSError), open(folder / name, "r+b") as file:  # locked, or removed meanwhile
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(file.name)
 
 
 def sha256_of(file: Any, length: float = math.inf) -> str:
@@ -79,6 +122,7 @@ def write(path: Union[str, os.PathLike], arrays: Mapping[str, np.ndarray], facts
 
     Raises:
         NotFinite: an array has a value that is NaN or infinite, and would be worth nothing; the old file stays.
+        OutputUnavailable: the file cannot be written; the old file stays.
 
     Example:
         >>> import pathlib, tempfile

@@ -19,7 +19,17 @@ PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text("utf-8")
 
 # From the lowest layer to the highest. In the lowest one, modules may use those before them.
 LAYERS = [
-    ["forks", "errors", "native", "mxnet/cuda", "cores", "mxnet/compat", "mxnet/device_threads", "mxnet/engine"],
+    [
+        "forks",
+        "errors",
+        "bounds",
+        "native",
+        "mxnet/cuda",
+        "cores",
+        "mxnet/compat",
+        "mxnet/device_threads",
+        "mxnet/engine",
+    ],
     ["devices", "split", "allreduce", "archive", "sample_loss"],
     ["kvstore", "loss_checks"],
     ["launch_engines", "communication_hooks"],

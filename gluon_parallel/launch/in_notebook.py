@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import linecache
-import numbers
 import os
 import pickle
 import sys
@@ -16,6 +15,7 @@ from typing import Any, Callable, Optional
 
 import cloudpickle
 
+from .. import bounds
 from ..errors import LaunchError, WorkerFailed, WorkerLost
 from .launching import launch
 
@@ -64,8 +64,7 @@ def notebook(
     """
     if "GLUON_PARALLEL_RANK" in os.environ:
         raise LaunchError("notebook: this process was itself launched as one of several; call the function as it is")
-    if not isinstance(num_processes, numbers.Integral) or num_processes < 1:
-        raise LaunchError(f"num_processes is {num_processes!r}; expected a whole number of at least 1")
+    bounds.whole("num_processes", num_processes, 1, bounds.PROCESSES, LaunchError)
     return call_in_processes(function, tuple(args), num_processes, devices, engine, timeout)
 
 

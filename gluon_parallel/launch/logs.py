@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Optional
 
+from ..archive import writable
 from ..training import run
 
 
@@ -12,7 +13,7 @@ def make_folder(folder: Optional[str]) -> Path:
     """The folder for the logs: the one named, or else a new one, ``runs/launch/<number>``."""
     if folder is None:
         return run.number(Path("runs/launch"), "--logs FOLDER").resolve()
-    with run.writable(Path(folder), "--logs FOLDER"):
+    with writable(f"the folder {folder}", "Choose another: --logs FOLDER"):
         Path(folder).mkdir(parents=True, exist_ok=True)
     return Path(folder).resolve()
 

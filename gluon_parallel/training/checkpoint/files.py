@@ -12,7 +12,7 @@ import numpy as np
 
 from ... import archive
 from ...archive import Archive
-from ...errors import CheckpointError, NotFinite, OutputUnavailable
+from ...errors import CheckpointError, NotFinite
 from ...kvstore import collective, survives, together
 from ...kvstore.collective import gather
 from ...kvstore.contract import contract, is_distributed
@@ -107,11 +107,9 @@ def write(path: Path, net: Optional[mx.gluon.Block], trainer: Optional[mx.gluon.
     saved = Archive({}, {}) if net is None else state(net, trainer, keeps_optimizer=writes)
     if not writes:
         return
-    try:
+    with archive.writable(str(path)):
         path.parent.mkdir(parents=True, exist_ok=True)
         archive.write(path, {**saved.arrays, **arrays}, {"state": saved.facts, **facts, "loop": loop})
-    except OSError as error:
-        raise OutputUnavailable(f"checkpoint {path} cannot be written: {error.strerror or error}") from error
 
 
 def load(
