@@ -230,6 +230,12 @@ def register(make_gradients: Callable[..., None], parameter: mx.gluon.Parameter,
     _parameters.update((id(array), parameter) for array in (*(parameter._grad or ()), *(parameter._data or ())))
 
 
+def copied(parameter: mx.gluon.Parameter) -> dict[str, Any]:
+    """What a copy, or a pickle, of a parameter takes over: not a trainer with a store, which cannot be copied."""
+    trainer = parameter._trainer
+    return {**vars(parameter), "_trainer": None if trainer is None or trainer._kvstore is not None else trainer}
+
+
 def restore(parameter: mx.gluon.Parameter, state: dict[str, Any]) -> None:
     """Make a parameter of a pickle, or a copy, of another one; its gradients are new ones of zero.
 
