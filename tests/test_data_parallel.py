@@ -301,6 +301,7 @@ def test_what_cannot_be_trained_is_refused_and_nothing_is_updated(message, wrong
 def test_a_copy_of_a_net_trains_on_the_same_devices_and_its_original_stays(copied):
     net = gluon.nn.Dense(2, in_units=4)
     net.initialize(mx.init.One(), ctx=cpus(2))
+    gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.0})._init_kvstore()  # as its first step does
     other = copied(net)
     trainer = gluon.Trainer(other.collect_params(), "sgd", {"learning_rate": 1.0})
     step = gp.DataParallel(other, gluon.loss.L2Loss(), trainer)

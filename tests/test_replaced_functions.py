@@ -19,7 +19,9 @@ from gluon_parallel import patches
 from gluon_parallel.mxnet.compat import scalars
 from mxnet import autograd, gluon, nd
 
-NOT_IN_MXNET = {"nd.NDArray.__array__", "operator._ndarray_cls"}  # added; replaced for a moment
+# Added; replaced for a moment.
+NOT_IN_MXNET = {"gluon.Parameter.__getstate__", "gluon.Parameter.__setstate__", "nd.NDArray.__array__"}
+NOT_IN_MXNET |= {"operator._ndarray_cls"}
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/explanation/architecture.md").read_text("utf-8")
 

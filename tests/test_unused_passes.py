@@ -181,6 +181,30 @@ def test_the_pass_of_a_generator_leaves_no_gradient_on_devices_that_are_idle_lat
         assert_as_one_device(many, one)
 
 
+@pytest.mark.parametrize("first", ["no trainer", "another trainer", "this trainer", "gp.allreduce"])
+@pytest.mark.parametrize("num_devices", [2, 3])
+def test_the_first_step_leaves_out_gradients_of_earlier_passes_whoever_makes_it(num_devices, first):
+    def train(num_devices):
+        [layer] = make(num_devices, (2, 1))
+        trainers = [] if first == "no trainer" else [make_trainer(layer)]
+        if first == "another trainer":
+            trainers.append(make_trainer(layer))
+        for size in (4, 1):
+            with autograd.record():
+                losses = [loss_of(layer, x.astype("float64"))
+                          for x in gp.split_and_load(nd.ones((size, 2)), layer.weight.list_ctx())]  # fmt: skip
+            autograd.backward(losses)
+        [trainer, *_] = trainers or [make_trainer(layer)]
+        if first == "gp.allreduce" and num_devices > 1:
+            gp.allreduce(layer.weight.list_grad())
+            trainer.update(1)
+        else:
+            trainer.step(1)
+        return weights(layer)
+
+    assert_as_one_device(train(num_devices), train(1))
+
+
 @pytest.mark.parametrize("num_devices", [2, 3])
 def test_gradients_that_are_added_count_from_every_pass_since_they_were_zero(num_devices):
     def train(num_devices):

@@ -17,9 +17,8 @@ from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_legacy, set_zero, to_device
 from ..mxnet.engine import push, view
 from ..native import function
-from ..native.records import address_of
 from . import written
-from .marks import get_marks, of_parameter, set_marks
+from .marks import flags, of_parameter, set_marks
 
 _note_new_gradients = function("gp_note_new_gradients", 0, keeps_lock=True)
 # The parameters whose gradients all hold the sum, which no update has used.
@@ -32,14 +31,6 @@ num_made = 0  # how often gradients of any parameter were made; and for each, th
 numbers: weakref.WeakKeyDictionary[mx.gluon.Parameter, int] = weakref.WeakKeyDictionary()
 # id of an array, a gradient or a value -> its parameter
 _parameters: weakref.WeakValueDictionary[int, mx.gluon.Parameter] = weakref.WeakValueDictionary()
-
-
-def flags(parameter: mx.gluon.Parameter) -> list[bool]:
-    """Whether the gradient of each copy is fresh."""
-    marks, number = of_parameter(parameter)
-    found = marks.fresh[number]
-    get_marks(marks.record, number, number + 1, address_of(found))
-    return list(map(bool, found))
 
 
 def mark(parameter: mx.gluon.Parameter, fresh: bool) -> None:
@@ -228,6 +219,12 @@ def register(make_gradients: Callable[..., None], parameter: mx.gluon.Parameter,
     _note_new_gradients()
     written.note(parameter)
     _parameters.update((id(array), parameter) for array in (*(parameter._grad or ()), *(parameter._data or ())))
+
+
+def copied(parameter: mx.gluon.Parameter) -> dict[str, Any]:
+    """What a copy, or a pickle, of a parameter takes over: not a trainer with a store, which cannot be copied."""
+    trainer = parameter._trainer
+    return {**vars(parameter), "_trainer": None if trainer is None or trainer._kvstore is not None else trainer}
 
 
 def restore(parameter: mx.gluon.Parameter, state: dict[str, Any]) -> None:

@@ -128,7 +128,7 @@ class DataParallel(TrainingStep):
 
     The loss is called as ``loss(*outputs, *labels)`` on every device and returns either one value per sample, first
     axis first (what Gluon's losses do; further axes are summed, as ``loss.backward()`` would), or, with `reduction`, a
-    single value.
+    single value. One that is not of Gluon's is called once more in the first step, in predict mode, to be checked.
 
     A loss whose value is no mean over samples has an attribute `parts`, the names of its parts, and returns a pair
     (sum, count) for each: two arrays of one value. Each sum is divided by its count, both over all devices of all

@@ -21,6 +21,7 @@ static int64_t num_running, num_joint; /* backward passes; those of all devices,
 static int64_t thread, has_several;    /* of the passes since the last time that none was running */
 static _Atomic int has_new_gradients;
 static _Thread_local int is_left_out; /* whether the passes of this thread do not count */
+static _Thread_local int64_t own_number; /* of this thread; pthread_self() may be that of one that has ended */
 
 static int is_marked(void *handle)
 {
@@ -98,6 +99,15 @@ static void hide(Marks *marks, int is_hidden)
     }
 }
 
+/* The number of the thread that calls; with the mutex held. */
+static int64_t this_thread(void)
+{
+    static int64_t num_threads;
+    if (!own_number)
+        own_number = ++num_threads;
+    return own_number;
+}
+
 static void begin(int is_joint)
 {
     pthread_mutex_lock(&mutex);
@@ -110,10 +120,10 @@ static void begin(int is_joint)
             if (marks->has_rounds)
                 hide(marks, 1);
         }
-        thread = (int64_t)pthread_self();
+        thread = this_thread();
         has_several = 0;
     } else if (!num_joint) {
-        has_several |= thread != (int64_t)pthread_self();
+        has_several |= thread != this_thread();
     }
     num_joint += is_joint;
     for (Marks *marks = first; marks; marks = marks->next)
