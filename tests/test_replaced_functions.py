@@ -19,7 +19,8 @@ from gluon_parallel import patches
 from gluon_parallel.mxnet.compat import scalars
 from mxnet import autograd, gluon, nd
 
-NOT_IN_MXNET = {"nd.NDArray.__array__", "operator._ndarray_cls"}  # added; replaced for a moment
+# Added; the last is replaced for a moment alone.
+NOT_IN_MXNET = {"nd.NDArray.__array__", "gluon.Parameter.__setstate__", "operator._ndarray_cls"}
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/explanation/architecture.md").read_text("utf-8")
 
@@ -70,6 +71,8 @@ def found(path):
 
 def described(one):
     "Kind, name and arguments with their defaults, without annotations and addresses; whether it has a docstring."
+    if isinstance(one, property):
+        return ["property", one.fset is None, one.fdel is None, bool(one.__doc__), False]
     parameters = inspect.signature(one).parameters.values()
     arguments = [str(parameter.replace(annotation=parameter.empty)) for parameter in parameters]
     try:
