@@ -27,7 +27,7 @@ REPLACEMENTS = [  # called with the same arguments
     Patch(mx.kvstore, "create", factory.create),
     Patch(mx.gluon.Parameter, "__getstate__", gradients.copied),  # which MXNet has not
     Patch(mx.gluon.Parameter, "__setstate__", gradients.restore),  # nor this
-    Patch(mx.gluon.Parameter, "grad_req", frozen_weights.grad_req),
+    Patch(mx.gluon.Parameter, "grad_req", gradients.grad_req),
     Patch(mx.nd, "CachedOp", executor.CachedOp),  # where Gluon's blocks look it up when they build a graph
 ]
 # Called as wrapper(function, *arguments): with MXNet's names of them, since callers may write these.

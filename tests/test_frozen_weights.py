@@ -1,7 +1,9 @@
 """Layers of which one parameter is frozen: the others have the gradients that they have beside trained ones."""
 
 import gc
+import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -165,3 +167,25 @@ def test_a_net_is_freed_with_its_executors():
     del net
     gc.collect()
     assert executor() is None
+
+
+def test_threads_that_call_a_net_at_once_after_its_weights_were_frozen_all_run_the_right_graph():
+    devices = gp.devices("cpu:4")
+    net = chain(*(nn.Dense(2, in_units=2) for _ in range(30)))
+    net.initialize(mx.init.Constant(0.5), ctx=devices)
+    net.hybridize()
+    barrier = threading.Barrier(len(devices))
+
+    def train(device):
+        barrier.wait()
+        with mx.autograd.record():
+            y = net(nd.ones((3, 2), ctx=device))
+        y.backward()
+        return [layer.bias.grad(device).asnumpy().tolist() for layer in net]
+
+    with ThreadPoolExecutor(len(devices)) as pool:
+        for request in ("write", "null"):
+            for layer in net:
+                layer.weight.grad_req = request
+                layer.bias.zero_grad()
+            assert list(pool.map(train, devices)) == [[[3.0, 3.0]] * 30] * len(devices)

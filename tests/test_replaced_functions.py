@@ -72,6 +72,8 @@ def found(path):
 
 def described(one):
     "Kind, name and arguments with their defaults, without annotations and addresses; whether it has a docstring."
+    if isinstance(one, property):
+        return ["property", one.fset is None, one.fdel is None, bool(one.__doc__), False]
     parameters = inspect.signature(one).parameters.values()
     arguments = [str(parameter.replace(annotation=parameter.empty)) for parameter in parameters]
     try:

@@ -22,14 +22,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Union
 
-import gluoncv_layers
-import gluoncv_metrics
-import gluoncv_transforms
-import gluonnlp_calls
 import numpy as np
 
 import gluon_parallel as gp
 import mxnet as mx
+
+import gluoncv_layers
+import gluoncv_metrics
+import gluoncv_transforms
+import gluonnlp_calls
 
 GROUPS = (
     gluoncv_transforms.losses, gluoncv_transforms.presets, gluoncv_transforms.transforms, gluoncv_layers.layers,
