@@ -58,7 +58,8 @@ class Update:
             if options.ignore_stale_grad and is_distributed(trainer._kvstore)
             else None
         )
-        self._rows: dict[int, tuple] = {}  # id of a row_sparse gradient -> (the gradient, its sum over the steps)
+        # The row_sparse gradients' sums over the steps, of each device that has one.
+        self._rows: dict[mx.gluon.Parameter, list[mx.nd.NDArray | None]] = {}
         self._net, self._join = net, Join(net, trainer._kvstore)
         self._joins, self._is_distributed = bool(self._join), is_distributed(trainer._kvstore)
         self._shards = shards_of(trainer)
@@ -130,8 +131,7 @@ class Update:
                 self._finite.check(self._num_updates)
             if self._comparison.is_pending:
                 self._comparison.check(self._num_updates)
-            for gradient, total in self._rows.values():
-                total.copyto(gradient)
+            self._write_rows()
             plan = plan_of(self._trainer)
             reached = self._reached(plan)
             plan.complete(reached)
@@ -175,12 +175,20 @@ class Update:
         for parameter in gradients.trainable(self._trainer):
             if parameter._grad_stype == "default":
                 continue
-            for fresh, gradient in zip(gradients.flags(parameter), parameter.list_grad()):
+            totals = self._rows.setdefault(parameter, [None] * len(parameter.list_grad()))
+            for number, (fresh, gradient) in enumerate(zip(gradients.flags(parameter), parameter.list_grad())):
                 if fresh:
-                    known = self._rows.get(id(gradient))
-                    total = gradient.copy() if known is None else mx.nd.sparse.add(known[1], gradient)
-                    self._rows[id(gradient)] = gradient, total
+                    before = totals[number]
+                    totals[number] = gradient.copy() if before is None else mx.nd.sparse.add(before, gradient)
                     set_zero(gradient)  # for a device that has no samples in the next step
+
+    def _write_rows(self) -> None:
+        """Make the row_sparse gradients the sums over the steps, which count also where the last step has no samples."""
+        for parameter, totals in self._rows.items():
+            if parameter.grad_req != "null" and any(total is not None for total in totals):
+                for gradient, total in zip(parameter.list_grad(), totals):
+                    set_zero(gradient) if total is None else total.copyto(gradient)
+                gradients.mark(parameter, True)
 
     def _reached(self, plan: StepPlan) -> Sequence[int]:
         """The places of the parameters to update: those that the loss has reached on any device of any process."""
