@@ -46,6 +46,8 @@ class Group:
 
     def run(self) -> Optional[Failure]:
         """Until nothing of the group is left; returns what ended it, None if every worker ended with status 0."""
+        for name in self.decisions.members:
+            self.logs.open(name)
         address = self.engine.address
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listener = socket.create_server((address, 0), family=family, backlog=128)
@@ -79,11 +81,11 @@ class Group:
             # A scheduler sends SIGTERM to mpirun too, which would kill all processes half a second later.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, agent.BLOCKED)
             try:
-                with open(self.logs.path(start.name), "ab") as log:
-                    self._starters[start.name] = starter = subprocess.Popen(
-                        start.argv, env={**os.environ, **start.env}, stdout=log, stderr=log, start_new_session=True,
-                        stdin=subprocess.PIPE if start.stdin else subprocess.DEVNULL,
-                    )  # fmt: skip
+                log = self.logs.open(start.name)
+                self._starters[start.name] = starter = subprocess.Popen(
+                    start.argv, env={**os.environ, **start.env}, stdout=log, stderr=log, start_new_session=True,
+                    stdin=subprocess.PIPE if start.stdin else subprocess.DEVNULL,
+                )  # fmt: skip
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
             if starter.stdin is not None:

@@ -239,7 +239,7 @@ class Agent:
             lines, rest = [*lines, rest], b""
         self._buffers[name] = rest
         if lines:
-            text = [line.decode("utf-8", "replace") for line in lines]
+            text = [line.decode("utf-8", "surrogateescape") for line in lines]
             if name == 0:
                 for line in text:
                     self.tell(heartbeat=line)
