@@ -41,7 +41,7 @@ class Logs:
     def open(self, member: str) -> io.FileIO:
         """The file of a member; OutputUnavailable: it cannot be opened."""
         if member not in self._files:
-            with run.writable(self.folder, "--logs FOLDER"):
+            with writable(f"the log {self.path(member)}", "Free space there, or choose another folder: --logs FOLDER"):
                 # Without a buffer, which would keep what it cannot write and fail with it again when it is closed
                 self._files[member] = io.FileIO(self.path(member), "a")
         return self._files[member]
