@@ -374,7 +374,7 @@ def test_checkpoints_of_another_training_and_damaged_ones_are_refused(tmp_path):
     for loaders, seed in (([range(4)], 5), ([range(4), range(2)], 6)):
         with pytest.raises(CheckpointError, match="not saved by this training: it has another seed or other loaders"):
             gp.Loop(*loaders, seed=seed, run=gp.Run(tmp_path))
-    with pytest.raises(CheckpointError, match=r"has no array weights of the shape \(1,\)"):
+    with pytest.raises(CheckpointError, match=r"weights is float64 \(3,\) in the checkpoint and float32 \(1,\) here"):
         gp.Loop(range(4), range(2), seed=5, run=gp.Run(tmp_path), saved={"weights": mx.nd.zeros(1)})
     files()[-1].write_bytes(files()[-1].read_bytes()[:-5])
     with pytest.raises(

@@ -5,17 +5,16 @@ import hmac
 import os
 import secrets
 import selectors
-import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
 from ..launch_engines import Engine, agent
 from .decisions import Decisions
+from .leftovers import remove_leftovers, temporary_folder
 from .logs import Logs
 from .member import Failure
 
@@ -51,9 +50,9 @@ class Group:
         address = self.engine.address
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listener = socket.create_server((address, 0), family=family, backlog=128)
-        with listener, self._selector, self.engine.kept:
+        remove_leftovers()
+        with listener, self._selector, self.engine.kept, temporary_folder() as self.engine.folder:
             self._selector.register(listener, selectors.EVENT_READ)
-            self.engine.folder = tempfile.mkdtemp(prefix="gluon_parallel-")
             try:
                 self._start(f"{address}:{listener.getsockname()[1]}")
                 while not self.decisions.is_over():
@@ -67,7 +66,6 @@ class Group:
                 self.decisions.finish()
             finally:
                 self._leave_nothing()
-                shutil.rmtree(self.engine.folder, ignore_errors=True)
         return self.decisions.failure
 
     def _start(self, address: str) -> None:

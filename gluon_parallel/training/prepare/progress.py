@@ -12,6 +12,7 @@ from typing import Any, Callable, Optional
 
 from tqdm import tqdm
 
+from ...archive import described, refuse_differences
 from ...errors import CheckpointError
 from ...kvstore.environment import launched_group
 from ...mxnet.compat import mx
@@ -164,12 +165,10 @@ def resume(loop: Any) -> None:
             f"{path} was not saved by this training: it has another seed or other loaders, or gp.checkpoint.save "
             "wrote it. Name another folder for the run, or load it with gp.checkpoint.load"
         )
-    own = files.put(found, loop.net, loop.trainer, loop._objects, str(path))
-    for name, copies in loop._arrays.items():
-        if getattr(own.get(name), "shape", None) != copies[0].shape:
-            raise CheckpointError(f"{path} has no array {name} of the shape {copies[0].shape}")
-        for copy in copies:
-            as_legacy(copy)[:] = mx.nd.array(own[name], dtype=own[name].dtype)
+    own = files.arrays_of(found)
+    wanted = {name: described(copies[0]) for name, copies in loop._arrays.items()}
+    saved = {name: [own[name]] for name in wanted if name in own}
+    refuse_differences(wanted, saved, f"{path} has other arrays", "Save and load the same, by the same names")
     for loader, (_, start, num_batches) in zip(loop.loaders, there["loaders"]):
         if start and num_batches != operator.length_hint(loader):
             raise CheckpointError(
@@ -177,6 +176,10 @@ def resume(loop: Any) -> None:
                 f"{operator.length_hint(loader)}, so samples would be left out or read twice. Continue with the "
                 "same batch size and data, or from a checkpoint between two epochs"
             )
+    files.put(found, loop.net, loop.trainer, loop._objects, str(path))
+    for name, copies in loop._arrays.items():
+        for copy in copies:
+            as_legacy(copy)[:] = mx.nd.array(own[name], dtype=own[name].dtype)
     for key, name in _COUNTS.items():
         setattr(loop, name, there[key])
     for loader, (epoch, start, _) in zip(loop.loaders, there["loaders"]):
