@@ -85,9 +85,10 @@ class Group:
         """Until nothing is left; returns the failure."""
         while not self.decisions.is_over():
             assert self.now < 1000, "the group does not end"
+            self.decisions.note_starters(self.starters)
             while self.events and self.events[0][0] <= self.now:
                 self.happen(self.events.pop(0)[1])
-            self.decisions.look(self.now, self.interrupts, self.starters)
+            self.decisions.look(self.now, self.interrupts)
             if self.decisions.failure and self.failed_at is None:
                 self.failed_at = self.now
             for name in self.names:

@@ -63,14 +63,14 @@ class Group:
                 self._start(f"{address}:{listener.getsockname()[1]}")
                 while not self.decisions.is_over():
                     ready = [key.fileobj for key, _ in self._selector.select(_TICK)]
+                    self.decisions.note_starters({name: one.poll() for name, one in self._starters.items()})
                     for connection in ready:
                         if isinstance(connection, agent.Connection):
                             self._receive(connection)
                     if listener in ready:  # after what the others have said, since one more may close the oldest
                         self._accept(listener)
                     self._close_the_silent()
-                    ended = {name: starter.poll() for name, starter in self._starters.items()}
-                    self.decisions.look(time.monotonic(), self.interrupts, ended)
+                    self.decisions.look(time.monotonic(), self.interrupts)
                 self.decisions.finish()
             finally:
                 self._leave_nothing()

@@ -216,9 +216,10 @@ class Agent:
     def _all_gone(self):
         """Whether the process and its orphans, which become this one's children, have ended.
 
-        After a failure this agent stays until the launcher has asked all to end: else mpirun would do so at once.
+        This agent stays until the launcher has asked all to end: else mpirun would do so at once, after a failure and
+        after the end of a process that has not left its group.
         """
-        if self.return_code is None or (self.process is not None and self.return_code != 0 and not self._may_leave):
+        if self.return_code is None or (self.process is not None and not self._may_leave):
             return False
         while True:
             try:
