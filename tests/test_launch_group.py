@@ -183,6 +183,24 @@ def test_a_signal_from_outside_to_an_agent_ends_all(run, monkeypatch):
     assert failure.exit_code == 128 + signal.SIGTERM
 
 
+SLURM = {"JOB_ID": "77", "JOBID": "77", "NODELIST": "n1", "JOB_NODELIST": "n1", "NNODES": "1", "TASKS_PER_NODE": "4"}
+PBS = {"PBS_ENVIRONMENT": "PBS_BATCH", "PBS_JOBID": "5", "PBS_NODEFILE": "nodes"}
+
+
+@needs_mpi
+@pytest.mark.parametrize("variables", [{f"SLURM_{name}": value for name, value in SLURM.items()}, PBS])
+def test_processes_of_this_machine_are_started_here_whatever_hosts_a_batch_system_names(
+    run, monkeypatch, tmp_path, variables
+):
+    (tmp_path / "nodes").write_text("n1\nn1\n")
+    monkeypatch.chdir(tmp_path)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    failure, logs, _ = run(f"print(os.environ['{next(iter(variables))}'])", engines.ENGINES["mpi"])
+    assert failure is None
+    assert [logs[f"rank-{rank}"] for rank in range(2)] == [f"{next(iter(variables.values()))}\n"] * 2
+
+
 @needs_mpi
 def test_a_fault_of_one_rank_is_named_in_every_log_and_ends_all_wherever_they_have_gone(run):
     failure, logs, shown = run(
