@@ -30,7 +30,9 @@ def in_fork(function):
 
 
 def dispositions():
-    return [str(signal.getsignal(number)) for number in stopping.SIGNALS]
+    """How this process reacts to stop signals, and which signals it blocks."""
+    handlers = [str(signal.getsignal(number)) for number in stopping.SIGNALS]
+    return handlers, signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 def test_a_fork_has_the_handlers_that_there_were_before_a_training():
@@ -76,14 +78,26 @@ def test_a_signal_that_was_ignored_at_the_start_of_a_training_stays_so(number):
         signal.signal(number, before)
 
 
-def test_a_signal_that_comes_to_a_fork_before_it_has_undone_the_handlers_is_not_the_trainings(monkeypatch):
-    came, sent = [], []
-    with forks.signals_handled({signal.SIGTERM: lambda number, _: came.append(number)}):
-        with monkeypatch.context() as patched:
-            patched.setattr(os, "getpid", lambda: -1)
-            patched.setattr(os, "kill", lambda process, number: sent.append((process, number)))
-            signal.raise_signal(signal.SIGTERM)
-        assert came == [] and sent == [(-1, signal.SIGTERM)]  # which then meets the handler of before
+def printed(script):
+    """What a program prints."""
+    argv, variables = [sys.executable, "-c", textwrap.dedent(script)], {**os.environ, "PYTHONPATH": PYTHONPATH}
+    return subprocess.run(argv, env=variables, capture_output=True, text=True, timeout=280, check=True).stdout
+
+
+def test_a_signal_that_comes_to_a_fork_before_it_has_undone_the_handlers_is_not_the_trainings():
+    script = """
+        import os, signal
+        os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))
+        from gluon_parallel import forks
+        process = os.getpid()
+        def handle(*_):
+            print("ours" if os.getpid() == process else "not ours", flush=True)
+        with forks.signals_handled({signal.SIGTERM: handle}):
+            child = os.fork()
+            print("ended by", os.waitpid(child, 0)[1])
+            os.kill(os.getpid(), signal.SIGTERM)
+    """
+    assert printed(script) == f"ended by {int(signal.SIGTERM)}\nours\n"
 
 
 def test_what_runs_at_the_exit_does_so_in_the_process_that_registered_it():
@@ -95,15 +109,7 @@ def test_what_runs_at_the_exit_does_so_in_the_process_that_registered_it():
         if os.fork():
             os.wait()
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        env={**os.environ, "PYTHONPATH": PYTHONPATH},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=True,
-    )
-    assert done.stdout == "exit of the process\n"
+    assert printed(script) == "exit of the process\n"
 
 
 @pytest.fixture
