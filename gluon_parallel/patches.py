@@ -67,7 +67,7 @@ WRAPPERS_IN_GROUPS = [  # only in processes that were started as a group, for th
     Patch(mx.autograd, "backward", separate_training.count_backward),
     Patch(mx.nd.NDArray, "backward", separate_training.count_backward),
 ]
-WRAPPERS_OF_PYTHON = [Patch(multiprocessing.pool.Pool, "__init__", worker_pools.limit_end)]
+WRAPPERS_OF_PYTHON = [Patch(multiprocessing.pool.Pool, "__init__", worker_pools.make)]
 
 
 def _wrapped(owner, name, wrapper):

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import time
+from multiprocessing import util
 
 import pytest
 
@@ -96,6 +97,10 @@ def test_the_training_itself_ends_its_workers():
         for worker in workers:
             worker.join(60)
             assert worker.exitcode in (0, -signal.SIGTERM)  # 0: it has found out first that there is no more work
+
+
+def test_workers_have_the_temporary_folder_of_the_training_which_removes_it(pool):
+    assert pool.apply(util.get_temp_dir) == util.get_temp_dir()
 
 
 def test_a_pool_ends_though_a_worker_was_killed_while_it_held_the_lock_of_the_queue(monkeypatch):

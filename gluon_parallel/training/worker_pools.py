@@ -66,11 +66,14 @@ def _begin_daemon(_: object) -> None:
 util.register_after_fork(_Memory, _begin_daemon)  # in processes that multiprocessing forks
 
 
-def limit_end(initialize: Callable[..., None], pool: Any, *args: Any, **kwargs: Any) -> None:
+def make(initialize: Callable[..., None], pool: Any, *args: Any, **kwargs: Any) -> None:
     """``multiprocessing.pool.Pool.__init__``, of a pool that also ends where a killed worker held its lock."""
+    if isinstance(pool, multiprocessing.pool.ThreadPool):
+        initialize(pool, *args, **kwargs)
+        return
+    util.get_temp_dir()  # of this process; else each worker makes one for its sockets, and leaves it when terminated
     initialize(pool, *args, **kwargs)
-    if not isinstance(pool, multiprocessing.pool.ThreadPool):
-        pool._terminate = util.Finalize(pool, _end, (pool._terminate, pool._pool), exitpriority=_END)
+    pool._terminate = util.Finalize(pool, _end, (pool._terminate, pool._pool), exitpriority=_END)
 
 
 def _end(terminate: Callable[[], None], workers: list) -> None:

@@ -231,7 +231,11 @@ class Try:
     def stopped(self, number: int) -> None:
         """It stops by this signal, with a checkpoint of the step at which it says so."""
         self.ended(128 + number, -number)
-        step = re.search(r"stopped in epoch \d+, after step (\d+); (\S+) has everything", self.said())
+        everything = [
+            self.said(),
+            *(path.read_text("utf-8", "replace") for path in (self.folder / "logs").glob("*.log")),
+        ]
+        step = re.search(r"stopped in epoch \d+, after step (\d+); (\S+) has everything", "\n".join(everything))
         if step is None:
             raise Wrong("it does not say at which step it has stopped")
         import gluon_parallel as gp
