@@ -6,9 +6,13 @@ import atexit
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Mapping
+from multiprocessing import util
 from typing import Any, Callable
+
+_END = 3.0  # seconds in which what multiprocessing has begun can end
 
 _is_fork = False
 _installed: list[_Handlers] = []  # the innermost last
@@ -29,6 +33,17 @@ def at_exit(function: Callable[[], object]) -> None:
     """As ``atexit.register``, but for this process alone: one that ``os.fork`` has made runs the same list."""
     process = os.getpid()
     atexit.register(lambda: function() if os.getpid() == process else None)
+
+
+def end_at_once(status: int) -> None:
+    """End this process past Python's way out, which may wait for others for ever; only its pools are ended first."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # They leave worker processes and a temporary folder; other libraries' finalizers may wait for something, too.
+    thread = threading.Thread(target=util._run_finalizers, daemon=True)  # type: ignore[attr-defined]
+    thread.start()
+    thread.join(_END)
+    os._exit(status)
 
 
 @contextlib.contextmanager

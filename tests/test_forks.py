@@ -78,10 +78,12 @@ def test_a_signal_that_was_ignored_at_the_start_of_a_training_stays_so(number):
         signal.signal(number, before)
 
 
-def printed(script):
-    """What a program prints."""
-    argv, variables = [sys.executable, "-c", textwrap.dedent(script)], {**os.environ, "PYTHONPATH": PYTHONPATH}
-    return subprocess.run(argv, env=variables, capture_output=True, text=True, timeout=280, check=True).stdout
+def printed(script, status=0, **variables):
+    """What a program prints that ends with this status."""
+    argv, variables = [sys.executable, "-c", textwrap.dedent(script)], {"PYTHONPATH": PYTHONPATH, **variables}
+    done = subprocess.run(argv, env={**os.environ, **variables}, capture_output=True, text=True, timeout=280)
+    assert done.returncode == status, done.stderr
+    return done.stdout
 
 
 def test_a_signal_that_comes_to_a_fork_before_it_has_undone_the_handlers_is_not_the_trainings():
@@ -110,6 +112,21 @@ def test_what_runs_at_the_exit_does_so_in_the_process_that_registered_it():
             os.wait()
     """
     assert printed(script) == "exit of the process\n"
+
+
+@pytest.mark.parametrize("waits", ["", "multiprocessing.util.Finalize(None, time.sleep, (1000,), exitpriority=20)"])
+def test_what_ends_at_once_leaves_neither_workers_nor_a_temporary_folder_and_waits_for_nobody(tmp_path, waits):
+    script = f"""
+        import multiprocessing, os, sys, time
+        from gluon_parallel import forks
+        if __name__ == "__main__":
+            pool = multiprocessing.Pool(1)
+            print(pool._pool[0].pid, multiprocessing.util.get_temp_dir())
+            {waits or "pass"}
+            forks.end_at_once(7)
+    """
+    worker, folder = printed(script, status=7, TMPDIR=str(tmp_path)).split()
+    assert waits or not (os.path.exists(f"/proc/{worker}") or os.path.exists(folder))
 
 
 @pytest.fixture
