@@ -185,6 +185,13 @@ def with_and_without_shared_memory(checks, quick):
 
 
 @needs_mpi
+def test_a_process_whose_connections_are_closed_comes_to_its_end():
+    status, output = run_mpi(2, FAULTS, "mpi", "unconnected", together=True)
+    assert status == 1 and "passed unconnected on 0" in output and "passed unconnected on 1" in output, output
+    assert "MPI_Finalize did not return within 3 s" in output, output
+
+
+@needs_mpi
 @pytest.mark.parametrize(
     ("shared_memory", "fault", "words"),
     with_and_without_shared_memory(FAILS.items(), {("raising", "1"), ("refusing", "0"), ("leaving", "0")}),

@@ -154,6 +154,10 @@ FAILURES = {
         ["1 rank 1 comes h1 10.0.0.2"], {"absent": ["rank 1"]}, "rank 1", 1,
         "rank 0 and rank 1 are on two hosts, 10.0.0.1 and 10.0.0.2, that call themselves h1 and h1", 1,
     ),
+    "the last one does not end": (
+        ["1 rank 0 says ends", "2 rank 0 exits 0"], {}, "rank 1", 1,
+        r"^rank 1 \(process 101 on h1\) did not end within 300 s after the programs of all had ended", 301,
+    ),
     "a server": (["1 server 0 exits 1"], {"roles": ["server 0"]}, "server 0", 1, "ended with status 1", 1),
     "a signal from outside": (["1 rank 1 signalled 15"], {}, "rank 1", 143, "got SIGTERM from outside the group$", 2.5),
     "its process says so": (["1 rank 1 says asked to stop by 15"], {}, "rank 1", 143, "got SIGTERM from outside", 2.5),

@@ -202,6 +202,24 @@ def test_processes_of_this_machine_are_started_here_whatever_hosts_a_batch_syste
 
 
 @needs_mpi
+def test_what_the_launcher_ignores_its_agents_and_processes_ignore_too(run):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        failure, logs, _ = run(
+            """
+            for process in (os.getppid(), os.getpid()):
+                [mask] = [line.split()[1] for line in open(f"/proc/{process}/status") if line.startswith("SigIgn")]
+                numbers = signal.SIGHUP, signal.SIGINT, signal.SIGTERM
+                print([number.name for number in numbers if int(mask, 16) >> number - 1 & 1])
+            """,
+            engines.ENGINES["mpi"],
+        )
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert failure is None and logs["rank-0"] == logs["rank-1"] == "['SIGHUP']\n" * 2, logs
+
+
+@needs_mpi
 def test_a_fault_of_one_rank_is_named_in_every_log_and_ends_all_wherever_they_have_gone(run):
     failure, logs, shown = run(
         """

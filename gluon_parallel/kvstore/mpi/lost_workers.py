@@ -185,7 +185,8 @@ class LostWorkers:
                 self.waited_for = {*gone}
                 progress.fail(flight_recorder.gave_up(f"{self._where(exchange)}: {self._ended(gone)}"))
                 return
-            heard = max([exchange.since, *(self._heard[rank] for rank in missing)])
+            # Where all have come, the last one may have come just now.
+            heard = max([exchange.since, *(self._heard[rank] for rank in missing or self._heard)])
             if MIN_PROCESSES in os.environ and self._reported < heard < now - _REPORTED * progress.timeout:
                 self._reported = now
                 self._report(missing)
