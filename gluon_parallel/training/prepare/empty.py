@@ -8,6 +8,7 @@ import numpy as np
 
 from ...errors import BatchMismatch
 from ...mxnet.compat import mx
+from ...mxnet.compat.array_types import leaves
 
 
 class EmptyArray(mx.nd.NDArray):
@@ -58,11 +59,16 @@ def without_samples(batch: Any, batch_axis: int, where: str = "batch") -> Any:
         return {key: without_samples(part, batch_axis, f"{where}[{key!r}]") for key, part in batch.items()}
     if not isinstance(batch, (list, tuple)):
         return batch
-    is_field = where != "batch"  # a list within the batch has an array per sample, as gluoncv's Append makes them
-    if is_field and type(batch) is list and len(batch) == 1 and isinstance(batch[0], (mx.nd.NDArray, np.ndarray)):
+    is_field = where != "batch"  # a list within the batch has one member per sample, as gluoncv's Append makes them
+    if is_field and type(batch) is list and len(batch) == 1 and not _is_list_of_arrays(batch[0]):
         return []
     parts = [without_samples(part, batch_axis, f"{where}[{place}]") for place, part in enumerate(batch)]
     return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+
+
+def _is_list_of_arrays(data: Any) -> bool:
+    """Whether it is what Gluon's batchify makes of a tuple within a sample: a list of arrays of all samples."""
+    return type(data) is list and any(isinstance(leaf, (mx.nd.NDArray, np.ndarray)) for _, leaf in leaves(data))
 
 
 def _without_sample(array: Any, batch_axis: int, where: str) -> Any:
