@@ -102,6 +102,41 @@ def test_a_part_without_samples_is_empty_in_the_classes_of_the_others(num_worker
         read("one array per batch")
 
 
+# What scripts do with a batch before a step
+CHANGES = {
+    "flat": lambda x: x.reshape((0, -1)),
+    "joined": lambda x: x.reshape((-3, 0)),
+    "rows": lambda x: x.reshape(-1, 4),
+    "reversed": lambda x: x.reshape((-1, 0), reverse=True),
+    "time-major": lambda x: x.transpose((1, 0, 2)).reshape((0, -1, 2)),
+    "parts": lambda x: x.split(2, axis=1)[1],
+    "steps": lambda x: x.slice_axis(1, 1, 3)[:, :, 0],
+    "reduced": lambda x: x.mean(axis=1) - x.max(axis=1) / x.norm(axis=1),
+    "numbers": lambda x: 2 ** (1 - abs(-x) / 255) % 3,
+    "where": lambda x: (x > 0) * (x != 3) + (x <= 5),
+    "kind": lambda x: x.astype("int32"),
+    "labels": lambda x: x.argmax(axis=1).one_hot(5),
+    "filled": lambda x: x.zeros_like() + x.flip(axis=1).tile((1, 2, 1)).square()[:, :4],
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_part_without_samples_can_be_changed_as_others_can(change):
+    def changed(num):
+        x = nd.ones((1, 4, 2))
+        x = x if num else without_samples((x,), 0)[0]
+        found = CHANGES[change](x)
+        for _ in range(2):  # in place
+            found += 1
+            found *= 2
+        assert isinstance(found, nd.NDArray) and found.asnumpy().shape == found.shape
+        return found
+
+    some, none = changed(1), changed(0)
+    assert none.size == 0 and none.dtype == some.dtype and len(none.shape) == len(some.shape)
+    assert all(size in (other, 0) or size * other == 0 for size, other in zip(none.shape, some.shape))
+
+
 def test_lists_of_anything_but_gluons_lists_of_arrays_are_empty_without_samples():
     one = nd.ones((1, 2))
     batch = [one, [one], [(one, one)], [3.0], ["word"], [["w", "x"]], [[one, one]], [{"a": 1}], 5]

@@ -52,9 +52,10 @@ def prepare(
             optimizer and its learning rate.
         loaders: ``gluon.data.DataLoader`` or ``gp.datasets.batches``, of the whole data. A DataLoader is changed: it
             reads this process's samples of each batch from then on, and its `batchify_fn` makes a batch of those. (Of
-            a batch with fewer samples than processes, some get a part with none, along `batch_axis`.) Shuffled ones
-            take orders that follow from `seed` and the epoch. One process takes any iterable, as it yields; an
-            ``mx.io.DataIter`` is reset for each further pass, and its order is in no checkpoint.
+            a batch with fewer samples than processes, some get a part with none, along `batch_axis`: methods and
+            operators of its arrays work, functions of ``mx.nd`` do not.) Shuffled ones take orders that follow from
+            `seed` and the epoch. One process takes any iterable, as it yields; an ``mx.io.DataIter`` is reset for each
+            further pass, and its order is in no checkpoint.
         store: a KVStore; by default the trainer's, if it was given one, or ``gp.kvstore.create("auto")``, which fits
             how the process was started.
         sync_batch_norm: convert the BatchNorm layers of the net, and of a loss that is a block, to SyncBatchNorm over
