@@ -116,7 +116,8 @@ def _updates(draw, way, case):
             found["sums"] = "gp.allreduce"
         if found["sums"] != "step":
             found["update_on_kvstore"] = False if found["store"] != "none" else None
-            if not case["sparse"] and case["dtype"] == "float32":  # all that gluon.utils.clip_global_norm takes
+            # All that gluon.utils.clip_global_norm takes; and it counts gradients that a step leaves as they were.
+            if not case["sparse"] and case["dtype"] == "float32" and not case["branches"]:
                 found["clip_global_norm"] = _choose(draw, None, None, 0.1)
         elif processes == 1 and found["store"] != "none":
             # On one device MXNet makes no store.
@@ -126,7 +127,9 @@ def _updates(draw, way, case):
         found["add"] = found["add"] and not case["sparse"]  # MXNet adds to no row_sparse gradients
         dense = not case["sparse"] and not found["add"] and not case["recompute"]
         found["backward"] = _choose(draw, "joint", "each", *(["autograd.grad"] if dense else []))
-        found["two_trainers"] = found["store"] != "none" and not found["schedule"] and _often(draw)
+        # A store that updates has weights of its own, which do not follow those of the devices.
+        is_alone = found["store"] == "none" or found.get("update_on_kvstore")
+        found["two_trainers"] = not is_alone and not found["schedule"] and _often(draw)
         return found
     found["clip_global_norm"] = _choose(draw, None, None, 0.1)
     found["shard_optimizer"] = not case["sparse"] and _often(draw)
@@ -188,6 +191,7 @@ def _fits(event, case):
     can_freeze = case["fixed"] != "null" and not (way == "prepare" and accumulates)  # its epochs end in between
     return {
         "learning_rate": not case["schedule"],
+        "in_place": not case.get("update_on_kvstore"),
         "unused": may_run and way != "prepare",
         "left_out": may_run and case.get("sums") == "allreduce_grads",
         "checkpoint": way in ("DataParallel", "loop") and not case.get("two_trainers"),
