@@ -183,7 +183,7 @@ class Update:
                     set_zero(gradient)  # for a device that has no samples in the next step
 
     def _write_rows(self) -> None:
-        """Make the row_sparse gradients the sums over the steps, which count also where the last step has no samples."""
+        """Make the row_sparse gradients the sums over the steps, also where the last one has no samples."""
         for parameter, totals in self._rows.items():
             if parameter.grad_req != "null" and any(total is not None for total in totals):
                 for gradient, total in zip(parameter.list_grad(), totals):
