@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from trainings_case import Case, Step
 
 EVENTS = ["", "", "", "", "freeze", "thaw", "set_data", "in_place", "learning_rate", "unused", "left_out"]
-EVENTS += ["checkpoint", "states"]
+EVENTS += ["checkpoint", "states", "move"]
 
 
 def _choose(draw, *values):
@@ -126,7 +126,10 @@ def _updates(draw, way, case):
         found["accumulate"] = 1 if case["sparse"] else found["accumulate"]
         found["add"] = found["add"] and not case["sparse"]  # MXNet adds to no row_sparse gradients
         dense = not case["sparse"] and not found["add"] and not case["recompute"]
-        found["backward"] = _choose(draw, "joint", "each", *(["autograd.grad"] if dense else []))
+        again = not found["add"] and not case["batch_norm"]  # it would move the running statistics
+        found["backward"] = _choose(
+            draw, "joint", "each", *(["autograd.grad"] if dense else []), *(["again"] if again else [])
+        )
         # A store that updates has weights of its own, which do not follow those of the devices.
         is_alone = found["store"] == "none" or found.get("update_on_kvstore")
         found["two_trainers"] = not is_alone and not found["schedule"] and _often(draw)
@@ -147,7 +150,10 @@ def _loaders(draw, case):
     shuffle = last_batch != "rollover" and _often(draw, 2)
     if last_batch != "keep":  # an epoch without a batch is refused
         samples = max(samples, batch_size)
+    scores = {"l2": ["mse", "rmse", "mae", "largest"], "ce": ["acc"] if case.get("hook") != "float16" else []}
+    scores = ["", "loss", "predict", *scores.get(case["loss"], [])] if case["loss"] != "parts" else ["", "predict"]
     return {
+        "score": _choose(draw, *scores),
         # A process without a sample in the first batch does not know the shapes.
         "deferred": case["deferred"] and case["processes"] == 1,
         "samples": samples, "batch_size": batch_size, "epochs": draw(st.integers(1, 2)), "shuffle": shuffle,
@@ -191,6 +197,8 @@ def _fits(event, case):
     can_freeze = case["fixed"] != "null" and not (way == "prepare" and accumulates)  # its epochs end in between
     return {
         "learning_rate": not case["schedule"],
+        "move": way in ("DataParallel", "loop")
+        and not any(map(case.get, ("update_on_kvstore", "shard_optimizer", "average"))),
         "in_place": not case.get("update_on_kvstore"),
         "unused": may_run and way != "prepare",
         "left_out": may_run and case.get("sums") == "allreduce_grads",
