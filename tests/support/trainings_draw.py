@@ -200,7 +200,8 @@ def _fits(event, case):
         "move": way in ("DataParallel", "loop")
         and not any(map(case.get, ("update_on_kvstore", "shard_optimizer", "average"))),
         "in_place": not case.get("update_on_kvstore"),
-        "unused": may_run and way != "prepare",
+        # Whoever marks gradients by hand has to take the marks of other passes away.
+        "unused": may_run and way != "prepare" and case.get("backward") != "autograd.grad",
         "left_out": may_run and case.get("sums") == "allreduce_grads",
         "checkpoint": way in ("DataParallel", "loop") and not case.get("two_trainers"),
         "states": way in ("DataParallel", "loop")
