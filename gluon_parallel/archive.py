@@ -4,26 +4,32 @@ The file is what ``numpy.load`` calls an ``.npz``, a zip of plain arrays, so it 
 and nothing in it is ever executed (there is no pickle). The zip's comment is the SHA-256 of everything before it.
 """
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import math
 import os
+import re
 import uuid
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
-from .errors import CheckpointError, NotFinite
+from .bounds import shown
+from .errors import CheckpointError, NotFinite, OutputUnavailable
 
 VERSION = 1
 _FACTS = "facts.json"
+_PART = re.compile(r"\..+\.[0-9a-f]{32}\.part")  # name of a file that is being written
 _DIGEST_LENGTH = 64  # hexadecimal digits of SHA-256
 _OTHER_FILES = {  # by their first bytes
-    bytes([0x12, 1, 0, 0, 0, 0, 0, 0]): ("net.save_parameters", "net.load_parameters"),
-    b"\x80": ("trainer.save_states", "trainer.load_states"),
+    bytes([0x12, 1, 0, 0, 0, 0, 0, 0]): "a file of net.save_parameters, no checkpoint: write net.load_parameters({!r})",
+    b"\x80": "a pickle, as trainer.save_states writes, no checkpoint. It is not read, for it can run any program. Save "
+    "net and trainer with gp.checkpoint.save",
 }
 _BUILD_THE_SAME = "Build the net with the arguments that it was trained with"
 
@@ -35,28 +41,67 @@ class Archive(NamedTuple):
     facts: dict[str, Any]
 
 
+@contextlib.contextmanager
+def writable(what: str, remedy: str = "Free space there, or choose another folder") -> Iterator[None]:
+    """Within this block, a refusal by the system is raised as OutputUnavailable: `what` cannot be written, the cause,
+    and the `remedy`.
+    """
+    try:
+        yield
+    except OutputUnavailable:  # of a block within this one, which knows the file
+        raise
+    except OSError as error:
+        raise OutputUnavailable(f"{what} cannot be written: {error.strerror or error}. {remedy}") from error
+
+
 def replace(path: Union[str, os.PathLike], content: Any) -> None:
     """Put what ``content(file)`` writes at `path`, in one piece: a reader finds the old file or the new one.
 
-    A crash, a full disk or an exception in `content` leaves the old file as it was and no other behind.
+    A crash, a full disk or an exception in `content` leaves the old file as it was and no other behind; what a killed
+    process leaves is removed by the next write into the folder.
+
+    Raises:
+        OutputUnavailable: the file cannot be written.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        with open(temporary, "x+b") as file:
+    with writable(str(path)):
+        _remove_abandoned_parts(path.parent)
+        with _part_of(path) as file:
             content(file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    # The new name itself must survive a power cut, too.
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+            os.replace(file.name, path)
+        # The new name itself must survive a power cut, too.
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+@contextlib.contextmanager
+def _part_of(path: Path) -> Iterator[Any]:
+    """A new file beside `path`, which is removed if the block raises; locked as long as this process writes it."""
+    while True:
+        with open(path.with_name(f".{path.name}.{uuid.uuid4().hex}.part"), "x+b") as file:
+            with contextlib.suppress(OSError):  # of a file system without locks, where nothing is removed either
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if not os.path.exists(file.name):  # removed by another process before it was locked
+                continue
+            try:
+                yield file
+            except BaseException:
+                Path(file.name).unlink(missing_ok=True)
+                raise
+            return
+
+
+def _remove_abandoned_parts(folder: Path) -> None:
+    """Remove what killed processes have left of their writes: files that nobody has locked."""
+    for name in filter(_PART.fullmatch, os.listdir(folder)):
+        with contextlib.suppress(OSError), open(folder / name, "r+b") as file:  # locked, or removed meanwhile
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(file.name)
 
 
 def sha256_of(file: Any, length: float = math.inf) -> str:
@@ -79,6 +124,7 @@ def write(path: Union[str, os.PathLike], arrays: Mapping[str, np.ndarray], facts
 
     Raises:
         NotFinite: an array has a value that is NaN or infinite, and would be worth nothing; the old file stays.
+        OutputUnavailable: the file cannot be written; the old file stays.
 
     Example:
         >>> import pathlib, tempfile
@@ -116,35 +162,50 @@ def read(path: Union[str, os.PathLike]) -> Archive:
     try:
         with open(path, "rb") as file:
             begin = file.read(8)
-            for kind, (saved, load) in _OTHER_FILES.items():
-                if begin.startswith(kind):
-                    raise CheckpointError(f"{path} is a file of {saved}, no checkpoint: write {load}({str(path)!r})")
+            for start, kind in _OTHER_FILES.items():
+                if begin.startswith(start):
+                    raise CheckpointError(f"{path} is {kind.format(str(path))}")
             end = file.seek(0, os.SEEK_END) - _DIGEST_LENGTH
             if end < 0:
                 raise CheckpointError(f"{path} is damaged: it has {end + _DIGEST_LENGTH} bytes, which is too short")
             digest = sha256_of(file, end)
             if file.read(_DIGEST_LENGTH) != digest.encode():
                 raise CheckpointError(f"{path} is damaged, or no checkpoint: its SHA-256 is not the one at its end")
-            file.seek(0)
-            with np.load(file, allow_pickle=False) as loaded:
-                header = json.loads(loaded[_FACTS])
-                if header["version"] != VERSION:
+            with zipfile.ZipFile(file) as opened:
+                header = json.loads(opened.read(_FACTS))
+                if (version := header["version"]) != VERSION:
                     raise CheckpointError(
-                        f"{path} has format {header['version']}, expected {VERSION}: use the gluon_parallel that "
-                        "wrote it"
+                        f"{path} has format {shown(version)}, expected {VERSION}: use the gluon_parallel that wrote it"
                     )
-                arrays = {name: loaded[name] for name in loaded.files if name != _FACTS}
+                facts = dict(header["facts"])
+                members = [member for member in opened.infolist() if member.filename != _FACTS]
+                arrays = {member.filename[: -len(".npy")]: _read_array(opened, member) for member in members}
+    except CheckpointError:
+        raise
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
-    return Archive(arrays, header["facts"])
+    except Exception as error:  # of json, zipfile and NumPy, which say nothing about what they raise for nonsense
+        kind = type(error).__name__
+        raise CheckpointError(f"{path} is damaged, or no checkpoint: what is in it cannot be read ({kind})") from error
+    return Archive(arrays, facts)
+
+
+def _read_array(opened: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
+    if member.compress_type != zipfile.ZIP_STORED:  # what is compressed may be of any size
+        raise ValueError(f"{member.filename} is compressed")
+    with opened.open(member) as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
 
 
 def is_archive(path: Any) -> bool:
     """Whether this is the name of a file that has the form of those that :func:`write` makes."""
     if not isinstance(path, (str, os.PathLike)) or not zipfile.is_zipfile(path):
         return False
-    with zipfile.ZipFile(path) as file:
-        return _FACTS in file.namelist()
+    try:
+        with zipfile.ZipFile(path) as file:
+            return _FACTS in file.namelist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError):  # nonsense that ends like a zip
+        return False
 
 
 def described(array: Any, shape: Optional[tuple[int, ...]] = None) -> str:

@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Iterable
 
-from . import cores
+from . import bounds, cores
 from .errors import DeviceUnavailable
 from .mxnet.compat import mx
 from .mxnet.engine import push
@@ -40,14 +40,18 @@ def read(text):
     """
     match = re.fullmatch(r"(cpu|gpu)(?::(\d+)|@(\d+(?:,\d+)*)|\((\d+)\))?", text.strip().lower())
     if match is None:
-        raise DeviceUnavailable(f"devices: cannot read {text!r}; expected {_FORMS}")
+        raise DeviceUnavailable(f"devices: cannot read {bounds.shown(text)}; expected {_FORMS}")
     kind, count, chosen, one = match.groups()
-    if count is not None and int(count) == 0:
+    if count is not None and not count.strip("0"):
         raise DeviceUnavailable(
             f'devices: {text!r} asks for 0 devices; the device with number 0 is "{kind}@0"; expected {_FORMS}'
         )
-    numbers = [int(number) for number in (chosen or one).split(",")] if chosen or one else None
-    return kind, None if count is None else int(count), numbers
+    many, which = (f"devices: the number {what}" for what in ("of devices", "of a device"))
+    most, error = bounds.DEVICES, DeviceUnavailable
+    numbers = (
+        [bounds.whole(which, one, 0, most - 1, error) for one in (chosen or one).split(",")] if chosen or one else None
+    )
+    return kind, None if count is None else bounds.whole(many, count, 1, most, error), numbers
 
 
 def _parse(spec):

@@ -14,7 +14,8 @@ from .split import map_arrays
 
 nd = mx.nd
 
-_FAILS = (mx.base.MXNetError, TypeError, AssertionError, ValueError, IndexError)  # of a loss on two samples for one
+# What a loss raises that cannot be called in another mode, or with two samples for one.
+_FAILS = (mx.base.MXNetError, TypeError, AssertionError, ValueError, IndexError, AttributeError)
 
 
 def check_loss(
@@ -28,6 +29,9 @@ def check_loss(
     axis: int = 0,
 ) -> None:
     """Refuse a loss that several devices, or batches that are added up, cannot train with; calls it again and waits.
+
+    It calls the loss in predict mode, for it may have layers, or call another net, whose running statistics would move
+    once more, whose devices would wait for each other, or that drop values.
 
     Gradients are weighted by the gradient that the loss gets from above (its head). Operators such as SoftmaxOutput
     ignore that. It is right only if they return the sum over the samples all the same.
@@ -46,12 +50,12 @@ def check_loss(
     """
     if type(loss).__module__ == "mxnet.gluon.loss":
         return  # Gluon's own: one value per sample, and no operator that ignores its head
-    if isinstance(loss, mx.gluon.Block) and loss.collect_params(".*running_(mean|var)").keys():
-        return  # its layers would count the batch twice, and may wait for other devices
-    whole, half = _gradients(loss, outputs, labels, (1.0, 0.5), num_parts)
-    if _differ(whole, [2 * array for array in half]) and (
-        num_parts or reduction or has_scale or not _is_sum(loss, outputs, labels, size, axis, whole)
-    ):
+    try:
+        whole, half = _gradients(loss, outputs, labels, (1.0, 0.5), num_parts)
+        follows = not _differ(whole, [2 * array for array in half])
+    except _FAILS:
+        follows = True  # as far as can be told
+    if not follows and (num_parts or reduction or has_scale or not _is_sum(loss, outputs, labels, size, axis, whole)):
         raise BatchMismatch(
             f"the gradient of {_name(loss)} does not follow from the gradient that it gets: half of its value has "
             "another gradient than half of the value's gradient. Operators such as SoftmaxOutput and MakeLoss ignore "
@@ -69,10 +73,10 @@ def check_loss(
 def _refuse_single_value(loss: Callable[..., Any], outputs: tuple, labels: tuple, axis: int) -> None:
     """Refuse a loss that returns one value for two samples as it did for one: that may be their mean or sum."""
     try:
-        with mx.autograd.pause(train_mode=True):
+        with mx.autograd.pause():
             value = loss(*_twice(outputs, axis), *_twice(labels, axis))
         shape = value.shape
-    except (*_FAILS, AttributeError):  # it is made for one sample, so no other number of samples can come
+    except _FAILS:  # it is made for one sample, so no other number of samples can come
         return
     if len(shape) and shape[0] == 2:
         return
@@ -92,7 +96,7 @@ def _gradients(
     variables = [array for _, array in leaves(marked) if _has_gradient(array)]
     for array in variables:
         array.attach_grad()
-    with mx.autograd.record():
+    with mx.autograd.record(train_mode=False):
         returned = loss(*marked, *labels)
         values = [pair[0] for pair in returned] if num_parts else [returned]
         ties = [array * 1 for array in variables]  # MXNet refuses variables that a loss does not depend on
@@ -101,7 +105,7 @@ def _gradients(
     for head in heads:
         given = [nd.full(one.shape, head, one.ctx, one.dtype) for one in values] + zeros
         given = [as_class_of(array, one) for array, one in zip(given, (*values, *ties))]
-        found.append(mx.autograd.grad([*values, *ties], variables, given, retain_graph=True))
+        found.append(mx.autograd.grad([*values, *ties], variables, given, retain_graph=True, train_mode=False))
     return [[as_legacy(array).astype("float32") for array in gradients] for gradients in found]
 
 

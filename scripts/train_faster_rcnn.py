@@ -32,7 +32,12 @@ option = gp.config.option
 
 @dataclasses.dataclass(frozen=True)
 class Config(gp.config.MixedPrecisionConfig):
-    dataset: str = option("scenes, voc or coco")
+    dataset: str = option(
+        "scenes, voc or coco; the last two also for boxes of your own, in that layout below --data_root"
+    )
+    classes: Optional[str] = option(
+        "of boxes of your own: screw,nut or a file with one name per line; null for those of the data set"
+    )
     model: str = option("small, or a Faster R-CNN of GluonCV's model zoo such as faster_rcnn_resnet50_v1b_voc")
     pretrained: Optional[str] = option("the backbone's weights: a file, zoo for GluonCV's own, null for random ones")
     norm: str = option("of the small net: sync_batch_norm, batch_norm or none", only_for=SMALL)
@@ -61,9 +66,25 @@ def load(config: Config) -> tuple[Any, Any]:
     """The images to train with and to test with; scenes are drawn at the size that the net sees."""
     data = gp.datasets.detection.load(
         config.dataset, config.data_root, config.num_train, config.num_test, broken="skip",
-        in_memory=config.dataset == "scenes", size=config.short,
+        in_memory=config.dataset == "scenes", size=config.short, classes=names_of_classes(config),
     )  # fmt: skip
     return data.train, data.test
+
+
+def names_of_classes(config: Config) -> Optional[list[str]]:
+    """The names that were given, or None."""
+    if config.classes is None:
+        return None
+    path = Path(config.classes).expanduser()
+    lines = path.read_text("utf-8").splitlines() if path.is_file() else config.classes.split(",")
+    names = [line.strip() for line in lines if line.strip()]
+    if not names or len({*names}) < len(names):
+        raise gp.errors.ConfigError(
+            f"--classes {config.classes}: expected different names, or a file of them; got {names}"
+        )
+    if config.dataset == "scenes":
+        raise gp.errors.ConfigError("--classes: scenes have the digits as classes; name --dataset voc or coco")
+    return names
 
 
 def make_net(config: Config, classes: tuple[str, ...], devices: list[mx.Context], store: Any) -> Any:
@@ -83,6 +104,7 @@ def make_net(config: Config, classes: tuple[str, ...], devices: list[mx.Context]
 def check(config: Config) -> None:
     """Refuse settings that contradict each other, before the data are read."""
     learning_rates(config)
+    names_of_classes(config)
     for wrong, text in (
         (config.crop > 1, f"--crop {config.crop:g}: a part has at most the whole sides, 1 (nothing is cut off then)"),
         (config.rpn_negative > config.rpn_positive,

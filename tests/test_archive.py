@@ -1,7 +1,10 @@
 """A file is never half written, and no damage to it goes unnoticed."""
 
 import os
+import signal
 import stat
+import subprocess
+import sys
 import zipfile
 
 import numpy as np
@@ -91,6 +94,24 @@ def test_a_failure_while_writing_leaves_the_old_file_and_no_other(path):
         archive.replace(path, half)
     assert os.listdir(path.parent) == ["state.npz"]
     assert path.read_text() == "old"
+
+
+def test_the_next_write_into_a_folder_removes_what_killed_writes_left_and_nothing_else(path):
+    (path.parent / f".mine.{'0' * 32}").write_text("not a part of a write")
+    kill = "lambda file: (file.write(b'half'), file.flush(), os.kill(os.getpid(), signal.SIGKILL))"
+    code = f"import os, signal; from gluon_parallel import archive; archive.replace({str(path)!r}, {kill})"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == -signal.SIGKILL
+    (left,) = path.parent.glob(".state.npz.*")
+
+    def writes_beside(file):  # another process, for its locks are its own
+        assert not left.exists()
+        code = f"from gluon_parallel import archive; archive.replace({str(path.parent / 'other')!r}, lambda file: None)"
+        subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
+        file.write(b"new")
+
+    archive.replace(path, writes_beside)
+    assert sorted(os.listdir(path.parent)) == [f".mine.{'0' * 32}", "other", "state.npz"]
+    assert path.read_bytes() == b"new"
 
 
 def test_the_file_is_a_sound_zip_that_numpy_opens_as_readable_as_any_other(path):

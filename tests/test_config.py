@@ -1,16 +1,22 @@
 """A config says only what differs, is checked before anything starts, and every error names what to write instead."""
 
+import contextlib
 import dataclasses
 from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gluon_parallel.errors import ConfigError
 from gluon_parallel.training import config as configs
 from gluon_parallel.training.config import TrainingConfig, option, parse, read
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+BOMB = "a: &a [1]\n" + "".join(
+    f"{key}: &{key} [{', '.join(9 * [f'*{last}'])}]\n" for last, key in zip("abcdefgh", "bcdefghi")
+)
 RECIPE = "dataset: digits\ndevices: cpu:2\nepochs: 9\nbatch_size: 64\nlr: 0.1\n"
 
 
@@ -74,12 +80,76 @@ def test_bases_that_go_round_in_a_circle_and_misspelt_keys_of_a_base_are_refused
         ("base: 3", r": base is 3 \(int\), wanted the name of a YAML file"),
         ("base: nowhere.yaml", r": base: names the config .*nowhere\.yaml.*there are: .*default\.yaml"),
         ("config: other.yaml", r": there is no key 'config'"),
+        (BOMB, r", line 5: this is not YAML: it has more than 10000 values"),
+        ("x: &a [*a]", r", line 1: this is not YAML: it contains itself"),
+        ("<<: &a {<<: *a}", r", line 1: this is not YAML: it contains itself"),
+        ("[" * 9999, r": lists and mappings are nested too deeply"),
+        ("{a: " * 9999, r": lists and mappings are nested too deeply"),
+        ("x" * 2_000_000, r" is no config: it has more than 1048576 characters"),
+        ("7: 3", r": there is no key 7\. The right ones"),
+        ("~: 3", r": there is no key None\. The right ones"),
+        ("[lr]: 3", r", line 1: this is not YAML: a key is a list or a mapping"),
+        ("{lr: 1}: 3", r", line 1: this is not YAML: a key is a list or a mapping"),
+        ("? !!python/name:os.system\n: 3", r", line 1: this is not YAML: could not determine a constructor"),
+        ("epochs: !!int abc", r", line 1: this is not YAML: 'abc' is no value of type 'int'"),
+        ("epochs: !!int ''", r", line 1: this is not YAML: '' is no value of type 'int'"),
+        ("lr: !!float abc", r", line 1: this is not YAML: 'abc' is no value of type 'float'"),
+        ("tensorboard: !!bool abc", r", line 1: this is not YAML: 'abc' is no value of type 'bool'"),
+        ("lr: 1\nepochs: 2026-02-31", r", line 2: this is not YAML: '2026-02-31' is no value of type 'timestamp'"),
+        ("output: !!timestamp soon", r", line 1: this is not YAML: 'soon' is no value of type 'timestamp'"),
+        ("lr: \0", r", line 1: this is not YAML: |: this is not YAML: special characters are not allowed"),
+        (f"epochs: {'9' * 6000}", r"wanted a whole number above 0|is no value of type 'int'"),
+        (f"epochs: '{'9' * 6000}'", r": epochs is '9+\.\.\. \(str\), wanted a whole number above 0$"),
+        (f"? 0x{'f' * 6000}\n: 1", r": there is no key a number of thousands of digits"),
+        (f"epochs: 0x{'f' * 6000}", r": epochs is a number of thousands of digits \(int\), wanted a whole number"),
+        (f"epochs: {1 << 63}", r": epochs is 9223372036854775808 \(int\), wanted a whole number above 0"),
+        (f"lr: {'9' * 6000}.0", r": lr is inf \(float\), wanted a number above 0"),
+        (f"? {'k' * 6000}\n: 1", r": there is no key 'k+\.\.\.\. The right ones"),
+        ('base: "a\\0b"', r": base is 'a\\x00b' \(str\), wanted the name of a YAML file"),
+        ('output: "a\\0b"', r": output is 'a\\x00b' \(str\), wanted a text or null"),
+        ('output: "\\ud800"', r": output is '\\ud800' \(str\), wanted a text or null"),
+        (f"base: {'a' * 5000}", r": base: names the config .*cannot be read"),
+        ("base: .", r": base: names the config .*cannot be read"),
         ("resume: newest", r": there is no key 'resume'"),
     ],
 )
 def test_a_file_that_is_no_config_is_refused_with_file_key_got_and_wanted(folder, text, message):
     with pytest.raises(ConfigError, match=r"mine\.yaml" + message):
         read(write(folder, text), TrainingConfig)
+
+
+def test_aliases_and_merge_keys_of_yaml_are_read_and_own_keys_win(folder):
+    text = "<<: &a {epochs: 3, lr: 0.5, seed: 7}\nlr: 0.25\nbatch_size: &n 8\npatience: *n\n"
+    wanted = {"epochs": 3, "seed": 7, "lr": 0.25, "batch_size": 8, "patience": 8}
+    assert read(write(folder, text), TrainingConfig) == wanted
+    inner = "<<: &b {<<: &a {epochs: 3, lr: 0.5}, lr: 0.25}\nseed: 7\n"
+    assert read(write(folder, inner), TrainingConfig) == {"epochs": 3, "lr": 0.25, "seed": 7}
+
+
+_WORDS = ["lr", "epochs", "base", "<<", "1", "2026-13-45", "1:2:3", ".inf", "~", "yes", "9" * 5000, "''", '"\\x00"']
+_TAGS = ["", *(f"!!{kind} " for kind in "int float bool timestamp binary set omap pairs merge unknown".split())]
+_SCALARS = st.builds("{}{}".format, st.sampled_from([*_TAGS, "&a ", "&b "]), st.sampled_from(_WORDS))
+_VALUES = st.recursive(
+    st.one_of(_SCALARS, st.sampled_from(["*a", "*b"]), st.text(max_size=5)),
+    lambda inner: st.one_of(
+        st.builds("{}[{}]".format, st.sampled_from([*_TAGS, "&a "]), st.lists(inner, max_size=3).map(", ".join)),
+        st.builds(
+            "{}{{{}}}".format,
+            st.sampled_from([*_TAGS, "&b "]),
+            st.lists(st.builds("{}: {}".format, inner, inner), max_size=3).map(", ".join),
+        ),
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=200)
+@given(st.lists(st.builds("{}: {}".format, _VALUES, _VALUES), max_size=4).map("\n".join))
+def test_whatever_a_file_says_is_a_config_or_refused(tmp_path_factory, text):
+    path = tmp_path_factory.getbasetemp() / "any.yaml"
+    path.write_text(text, "utf-8", "surrogatepass")
+    with contextlib.suppress(ConfigError):
+        read(path, TrainingConfig)
 
 
 def test_a_key_that_no_file_states_is_named(folder):

@@ -226,11 +226,28 @@ def test_sparse_gradients_train_like_dense_ones(options, how):
     for sparse, number in [(how is LAZY, 1), (True, 3)]:
         net = gluon.nn.Embedding(10, 4, sparse_grad=sparse, dtype="float64")
         parallel = parallel_of(net, number, lambda out: (out**2).sum(axis=1), mx.init.One(), how, **options)
-        for words in ([1, 2, 2, 7, 1], [3, 1], [0, 1, 2, 3], [4]) * 2:  # some devices have none
+        for words in ([1, 2, 2, 7, 1], [3, 1], [0, 1, 2, 3], [4], [5, 6, 8]) * 2:  # some devices have none
             parallel.step(nd.array(words))
         parallel.update()
         results.append(net.weight.list_data()[-1].asnumpy())
     np.testing.assert_allclose(results[1], results[0], rtol=1e-6, atol=1e-9)  # of clipping, norms are float32
+
+
+def test_nothing_to_train_is_refused_with_its_cause():
+    net = gluon.nn.Dense(1, in_units=1)
+    parallel = parallel_of(net, 2)
+    data = nd.ones((2, 1))
+    loss = parallel.step(data, data)
+    with pytest.raises(mx.base.MXNetError, match="parallel.step have made the backward pass already"):
+        loss.backward()
+    net.collect_params().setattr("grad_req", "null")
+    with pytest.raises(gp.errors.GradientUnavailable, match="all parameters of the net are frozen .*grad_req of some"):
+        parallel.step(data, data)
+    net.collect_params().setattr("grad_req", "write")
+    parallel.step(data, data)
+    parallel = gp.DataParallel(net, lambda out, y: (y * 2).mean(axis=1), parallel.trainer)
+    with pytest.raises(gp.errors.GradientUnavailable, match="the loss depends on no parameter that is trained"):
+        parallel.step(data, data)
 
 
 def test_sparse_parameters_that_cannot_be_trained_are_refused_by_name():
@@ -301,6 +318,7 @@ def test_what_cannot_be_trained_is_refused_and_nothing_is_updated(message, wrong
 def test_a_copy_of_a_net_trains_on_the_same_devices_and_its_original_stays(copied):
     net = gluon.nn.Dense(2, in_units=4)
     net.initialize(mx.init.One(), ctx=cpus(2))
+    gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.0})._init_kvstore()  # as its first step does
     other = copied(net)
     trainer = gluon.Trainer(other.collect_params(), "sgd", {"learning_rate": 1.0})
     step = gp.DataParallel(other, gluon.loss.L2Loss(), trainer)

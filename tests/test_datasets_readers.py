@@ -1,5 +1,6 @@
 """The readers of VOC and COCO: equal to GluonCV's on sound folders, and what they say about broken ones."""
 
+import functools
 import json
 
 import numpy as np
@@ -319,6 +320,46 @@ def test_voc_and_coco_are_found_by_name(tmp_path, monkeypatch):
             find("voc")
         with pytest.raises(DatasetUnavailable, match="there is no data set 'vok'"):
             find("vok")
+
+
+def test_boxes_of_ones_own_are_read_in_the_layout_of_voc_with_any_year_or_none(tmp_path):
+    screw = [("screw", 3, 4, 20, 30, 0)]
+    load = functools.partial(gp.datasets.detection.load, "voc", classes=["nut", "screw"])
+    for folders, train, test in (
+        ([tmp_path / "a"], "train", "val"),
+        ([tmp_path / "b" / "VOC2031"], "trainval", "test"),
+        ([tmp_path / "c" / "mine", tmp_path / "c" / "yours"], "train", "test"),
+    ):
+        for number, folder in enumerate(folders):
+            write_voc(folder, {f"{number}1": (40, 50, screw), f"{number}2": (40, 50, screw)}, train)
+            write_voc(folder, {f"{number}3": (40, 50, [])}, test)
+        root = folders[0] if folders[0].parent == tmp_path else folders[0].parent
+        data = load(root)
+        assert (len(data.train), len(data.test), data.classes) == (2 * len(folders), len(folders), ("nut", "screw"))
+        assert data.train[0][1][:, 4].tolist() == [1]
+    (tmp_path / "a/JPEGImages/01.jpg").rename(tmp_path / "a/JPEGImages/01.png")
+    assert len(load(tmp_path / "a").train) == 2
+    (tmp_path / "a/ImageSets/Main/val.txt").unlink()
+    with pytest.raises(DatasetUnavailable, match=r"a: which images .*needs train.txt and val.txt.*; there are train$"):
+        load(tmp_path / "a")
+    with pytest.raises(DatasetUnavailable, match="VOC2007 and VOC2012 are not in"):
+        load(tmp_path / "nothing")
+    with pytest.raises(DatasetCorrupt, match="no box is of a known class.*pass classes="):
+        gp.datasets.detection.load("voc", tmp_path / "b")
+
+
+def test_boxes_of_ones_own_are_read_in_the_layout_of_coco_with_any_categories(tmp_path):
+    load = functools.partial(gp.datasets.detection.load, "coco")
+    for split in ("train_screws", "val_screws"):
+        write_coco(tmp_path, SIZES, BOXES, split)
+    data = load(tmp_path)
+    assert (len(data.train), len(data.test), len(data.classes)) == (2, 3, 3)
+    assert load(tmp_path, classes=["dog"]).test.classes == ("dog",)
+    write_coco(tmp_path, SIZES, BOXES, "train_nuts")
+    with pytest.raises(DatasetUnavailable, match=r"one file instances_train\*\.json.*there are train_nuts, train_s"):
+        load(tmp_path)
+    with pytest.raises(ValueError, match="scenes have the digits"):
+        gp.datasets.detection.load("scenes", tmp_path, classes=["dog"])
 
 
 def damaged(content, rng):

@@ -53,11 +53,12 @@ def test_auto_without_a_gpu_is_two_cpu_devices_where_there_are_two_cores(monkeyp
 
 
 UNREADABLE = ["tpu", "cpu:0", "cpu:", "gpu@", "gpu@a", "cpu:2,3", "", [], 2, None, ["cpu", "cpu:2"]]
+UNREADABLE += ["gpu:999999999", f"cpu:{'9' * 5000}", f"gpu({'9' * 5000})", "x" * 5000]  # and huge
 
 
 @pytest.mark.parametrize("spec", UNREADABLE)
 def test_what_cannot_be_read_is_refused(spec):
-    with pytest.raises(gp.errors.DeviceUnavailable, match="expected|more than once"):
+    with pytest.raises(gp.errors.DeviceUnavailable, match="expected|more than once|wanted a whole number"):
         gp.devices(spec)
 
 

@@ -12,7 +12,8 @@ import gluon_parallel as gp
 import mxnet as mx
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "howto" / "export.md"
-PREDICT, EXPORT, USE = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+PREDICT, EXPORT, ONNX, RUNTIME, USE = BLOCKS
 MODULE = """
 symbol, arguments, statistics = mx.model.load_checkpoint("digits", 0)
 module = mx.mod.Module(symbol, label_names=None, context=mx.cpu())
@@ -34,6 +35,7 @@ for name, value in {**numbers, **dict.fromkeys(functions.split())}.items():
 IMAGES = 'numpy.random.RandomState(3).rand(5, 1, 28, 28).astype("float32")'
 WITHOUT = "import sys\nsys.modules['gluon_parallel'] = None  # its import fails\n"
 ZEROS = "mx.nd.zeros((5, 1, 28, 28))"
+NUMPY_ZEROS = 'np.zeros((5, 1, 28, 28), "float32")'
 
 
 def run(lines, folder):
@@ -78,3 +80,11 @@ def test_the_exported_net_gives_the_same_outputs_with_mxnet_alone(folder):
     for name in ("symbol_block", "module"):  # float32 sums in another order
         np.testing.assert_allclose(np.load(folder / f"{name}.npy"), wanted, rtol=1e-4, atol=1e-5)
     assert np.load(folder / "classes.npy").tolist() == wanted.argmax(axis=1).tolist()
+
+
+def test_the_file_of_onnx_gives_the_same_outputs_without_mxnet(folder):
+    run(ONNX, folder)
+    assert NUMPY_ZEROS in RUNTIME
+    use = RUNTIME.replace(NUMPY_ZEROS, IMAGES.replace("numpy.", "np."))
+    run("import sys\nsys.modules['mxnet'] = None\n" + use + "\nnp.save('onnx.npy', scores)", folder)
+    np.testing.assert_allclose(np.load(folder / "onnx.npy"), np.load(folder / "wanted.npy"), rtol=1e-4, atol=1e-5)

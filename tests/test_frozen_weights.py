@@ -1,7 +1,9 @@
 """Layers of which one parameter is frozen: the others have the gradients that they have beside trained ones."""
 
 import gc
+import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -67,16 +69,22 @@ def made(make, shape, hybridize):
     return net
 
 
-def gradients(net, shape):
-    """{name: gradient} of a random function of the outputs; MXNet's operators leave memory of others behind."""
+def gradients(net, shape, request="write"):
+    """{name: gradient} of a random function of the outputs; MXNet's operators leave memory of others behind.
+
+    With the request "add", that of the input is of two passes.
+    """
     nd.full((1000,), 1e3).wait_to_read()
     rng = np.random.default_rng(0)
     x = nd.array(rng.normal(size=shape))
-    x.attach_grad()
-    with mx.autograd.record():
-        y = net(x)
-        loss = (y * nd.array(rng.normal(size=y.shape))).sum()
-    loss.backward()
+    x.attach_grad(request)
+    factors = None
+    for _ in range(1 + (request == "add")):
+        with mx.autograd.record():
+            y = net(x)
+            factors = nd.array(rng.normal(size=y.shape)) if factors is None else factors
+            loss = (y * factors).sum()
+        loss.backward()
     named = net._collect_params_with_prefix().items()
     return {"x": x.grad.asnumpy()} | {name: one.grad().asnumpy() for name, one in named if one.grad_req != "null"}
 
@@ -95,6 +103,20 @@ def test_a_frozen_parameter_changes_no_gradient_of_another_one(name, hybridize):
             assert found.keys() == wanted.keys() - ({frozen} if request == "null" else set())
             for other, gradient in found.items():
                 np.testing.assert_allclose(gradient, wanted[other], **CLOSE, err_msg=f"{other}, {frozen} {request}")
+
+
+@pytest.mark.parametrize("hybridize", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_passes_add_to_the_gradients_beside_a_frozen_parameter(name, hybridize):
+    make, shape = LAYERS[name]
+    wanted = gradients(made(make, shape, hybridize), shape)
+    for frozen in wanted.keys() - {"x"}:
+        net = made(make, shape, hybridize)
+        for other, parameter in net._collect_params_with_prefix().items():
+            parameter.grad_req = "add" if other in wanted.keys() - {frozen} else "null"
+        found = gradients(net, shape, "add")
+        for other, gradient in found.items():
+            np.testing.assert_allclose(gradient, 2 * wanted[other], **CLOSE, err_msg=f"{other}, {frozen} is frozen")
 
 
 @pytest.mark.parametrize("hybridize", [False, True])
@@ -165,3 +187,25 @@ def test_a_net_is_freed_with_its_executors():
     del net
     gc.collect()
     assert executor() is None
+
+
+def test_threads_that_call_a_net_at_once_after_its_weights_were_frozen_all_run_the_right_graph():
+    devices = gp.devices("cpu:4")
+    net = chain(*(nn.Dense(2, in_units=2) for _ in range(30)))
+    net.initialize(mx.init.Constant(0.5), ctx=devices)
+    net.hybridize()
+    barrier = threading.Barrier(len(devices))
+
+    def train(device):
+        barrier.wait()
+        with mx.autograd.record():
+            y = net(nd.ones((3, 2), ctx=device))
+        y.backward()
+        return [layer.bias.grad(device).asnumpy().tolist() for layer in net]
+
+    with ThreadPoolExecutor(len(devices)) as pool:
+        for request in ("write", "null"):
+            for layer in net:
+                layer.weight.grad_req = request
+                layer.bias.zero_grad()
+            assert list(pool.map(train, devices)) == [[[3.0, 3.0]] * 30] * len(devices)

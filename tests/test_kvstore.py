@@ -36,7 +36,7 @@ BOOKKEEPING = METRICS[:3]
 ALL = [*SUMS, *checks("kvstore_statistics"), *TRAINING, *BOOKKEEPING]
 [OVERLAP], SPARSE, SHARDS = checks("kvstore_overlap"), checks("kvstore_sparse"), checks("kvstore_shards")
 JOIN = checks("kvstore_join")
-MPI_ONLY = [OVERLAP, *SPARSE, *SHARDS, *JOIN]
+MPI_ONLY = [OVERLAP, *SPARSE, *SHARDS, *JOIN, *checks("kvstore_again")]
 CONTRACT = [SUMS[0], *BOOKKEEPING]
 TRAINER, DIVISORS, INTERRUPTED, DEFERRED, PIPELINE = [
     check

@@ -59,6 +59,21 @@ def test_hosts_are_read_also_from_a_file_as_mpi_writes_it(tmp_path):
         ({"hosts": "h1:x"}, "cannot read 'h1:x'"),
         ({"hosts": "h1,h1"}, "h1 more than once"),
         ({"hosts": "h1:0"}, "cannot read 'h1:0'"),
+        ({"hosts": "a..b"}, "cannot read 'a..b'"),
+        ({"hosts": "h" * 64}, "hosts: cannot read"),
+        ({"hosts": "-oProxyCommand"}, "cannot read '-oProxyCommand'"),
+        ({"hosts": "h1:65537"}, "hosts: the processes of h1 is '65537', wanted a whole number from 1 to 65536"),
+        ({"hosts": f"h1:{'9' * 5000}"}, "..., wanted a whole number from 1 to 65536"),
+        ({"hosts": "h1:40000,h2:40000", "num_workers": None}, "hosts: the number of all processes is 80000"),
+        ({"num_workers": 10**9}, "-n is 1000000000, wanted a whole number from 1 to 65536"),
+        ({"num_workers": 10**5000}, "wanted a whole number from 1 to 65536"),
+        ({"num_workers": 2.0}, "-n is 2.0, wanted a whole number"),
+        ({"num_workers": "x" * 99}, "..., wanted a whole number"),
+        ({"max_restarts": 10**9}, "--max-restarts is 1000000000"),
+        ({"engine": "ps", "num_servers": 10**9}, "--servers is 1000000000"),
+        ({"devices": "gpu:999999999"}, "the number of devices is '999999999', wanted a whole number from 1 to 1024"),
+        ({"devices": f"cpu:{'9' * 5000}"}, "..., wanted a whole number from 1 to 1024"),
+        ({"devices": f"gpu@0,{'9' * 5000}"}, "..., wanted a whole number from 0 to 1023"),
         ({"hosts": "h1", "hostfile": "hosts"}, "give one of them"),
         ({"hostfile": "nowhere"}, "hostfile nowhere: cannot be read"),
         ({"min_processes": 0}, "--min-processes is 0"),
@@ -85,6 +100,15 @@ def test_what_makes_no_sense_is_refused_before_anything_is_started(script, argum
         launching.launch(**everything)
     assert complaint in str(refused.value)
     assert not (tmp_path / "logs").exists()
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "two", "2.5", ""])
+def test_a_flag_wants_a_whole_number_and_says_what_it_got_in_a_line(capsys, number):
+    for words in (["launch", "-n"], ["profile", "--steps"], ["parity", "--processes"]):
+        with pytest.raises(SystemExit) as refused:
+            run([*words, number, "script.py"])
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert refused.value.code == 2 and "is no whole number of up to 19 digits" in said and len(said) < 200
 
 
 @pytest.mark.skipif(HOROVODRUN.exists(), reason="Horovod is installed")
@@ -353,6 +377,27 @@ def test_the_command_ends_with_the_status_of_the_rank_that_raised_while_others_w
     log = (tmp_path / "logs" / "rank-1.log").read_text()
     assert "no more today" in log
     assert "script.py" in log and "commands/run.py" not in log  # the traceback begins in the script
+
+
+@needs_mpi
+def test_a_rank_that_ends_with_status_0_in_the_middle_is_named_by_the_launcher(script, tmp_path):
+    path = script(
+        """
+        import os
+
+        os.environ["GLUON_PARALLEL_TIMEOUT"] = "3"
+        import gluon_parallel as gp
+
+        store = gp.kvstore.create("auto")
+        gp.metrics.gather_rows([1], store)
+        if store.rank == 1:
+            os._exit(0)
+        gp.metrics.gather_rows([1], store)
+        """
+    )
+    result = launching.launch(path, num_workers=2, logs=str(tmp_path / "logs"))
+    assert (result.exit_code, result.failure.member) == (1, "rank 1")
+    assert "ended its program with status 0 without leaving the group" in result.failure.message
 
 
 @needs_mpi

@@ -148,6 +148,33 @@ def test_the_check_calls_the_loss_once_more_in_the_first_step():
     assert calls == [3, 3, 3, 3, 2, 3, 3]
 
 
+@pytest.mark.parametrize("kind", [gluon.nn.BatchNorm, gp.nn.SyncBatchNorm])
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_the_check_moves_no_running_statistics_of_a_net_that_the_loss_calls(num_devices, kind):
+    critic = gluon.nn.HybridSequential()
+    critic.add(kind(in_channels=4), gluon.nn.GlobalAvgPool2D(), gluon.nn.Dense(1, in_units=4))
+    critic.initialize(ctx=gp.devices(f"cpu:{num_devices}"))
+    trained(lambda output, label: critic(output).reshape(-1), [6], num_devices)
+    parts = [X] if kind is gp.nn.SyncBatchNorm else np.split(X, num_devices)
+    for mean, seen in zip(critic[0].running_mean.list_data(), parts * num_devices):
+        wanted = 0.1 * seen.sum(axis=1).mean()  # each output is the sum of the inputs, for the weights are 1
+        np.testing.assert_allclose(mean.asnumpy(), [wanted] * 4, rtol=1e-4, atol=1e-6)  # float32
+
+
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_a_loss_that_drops_values_is_not_taken_for_one_that_ignores_its_gradient(num_devices):
+    trained(lambda output, label: nd.Dropout(output, p=0.5).mean(axis=(1, 2, 3)), [6, 5], num_devices)
+
+
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_a_loss_that_cannot_be_called_in_predict_mode_is_taken_at_its_word(num_devices):
+    def loss(output, label):
+        assert mx.autograd.is_training()
+        return softmax_output("valid")(output, label)
+
+    trained(loss, [6], num_devices)
+
+
 @pytest.mark.parametrize("kind", ["pipeline", "asynchronous"])
 def test_pipelines_and_asynchronous_training_refuse_it_too(kind):
     def make():

@@ -133,7 +133,7 @@ def test_two_profiles_at_once_and_senseless_numbers_are_refused(tmp_path):
         with pytest.raises(ValueError, match="both are whole numbers of at least 1"):
             gp.profile(tmp_path, **options)
     (tmp_path / "file").write_text("")
-    with pytest.raises(gp.errors.OutputUnavailable, match="cannot be made"), gp.profile(tmp_path / "file" / "below"):
+    with pytest.raises(gp.errors.OutputUnavailable, match="cannot be written"), gp.profile(tmp_path / "file" / "below"):
         pass
 
 

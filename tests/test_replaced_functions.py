@@ -19,7 +19,9 @@ from gluon_parallel import patches
 from gluon_parallel.mxnet.compat import scalars
 from mxnet import autograd, gluon, nd
 
-NOT_IN_MXNET = {"nd.NDArray.__array__", "operator._ndarray_cls"}  # added; replaced for a moment
+# Added; replaced for a moment.
+NOT_IN_MXNET = {"gluon.Parameter.__getstate__", "gluon.Parameter.__setstate__", "nd.NDArray.__array__"}
+NOT_IN_MXNET |= {"operator._ndarray_cls"}
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/explanation/architecture.md").read_text("utf-8")
 
@@ -70,6 +72,8 @@ def found(path):
 
 def described(one):
     "Kind, name and arguments with their defaults, without annotations and addresses; whether it has a docstring."
+    if isinstance(one, property):
+        return ["property", one.fset is None, one.fdel is None, bool(one.__doc__), False]
     parameters = inspect.signature(one).parameters.values()
     arguments = [str(parameter.replace(annotation=parameter.empty)) for parameter in parameters]
     try:
@@ -116,8 +120,7 @@ def test_what_is_replaced_has_mxnets_type_name_and_arguments_a_docstring_and_is_
 def test_every_wrapper_takes_mxnets_arguments_under_mxnets_names():
     for patch in (*patches.WRAPPERS, *patches.WRAPPERS_IN_GROUPS):
         original = inspect.unwrap(getattr(patch.owner, patch.name))
-        owner, *names = inspect.signature(original).parameters
-        names = names if isinstance(patch.owner, type) else [owner, *names]
+        names = [*inspect.signature(original).parameters][isinstance(patch.owner, type) :]  # without `self`
         names = [
             name
             for name in names

@@ -43,6 +43,41 @@ def run(data, *argv):
     return gp.start(DETECT.main, DETECT.Config, DETECT.DEFAULT, words)
 
 
+GUIDE = (REPOSITORY / "docs/howto/detector.md").read_text("utf-8")
+
+
+def test_the_guide_trains_on_boxes_of_ones_own_and_finds_boxes_on_a_new_picture(tmp_path, pictures, capsys):
+    scenes = gp.datasets.scenes.write(tmp_path, 8, 2, 64)
+    scenes.rename("pictures")
+    Path("pictures/ImageSets/Main/test.txt").rename("pictures/ImageSets/Main/val.txt")
+    new = Path("pictures/ImageSets/Main/val.txt").read_text().split()[0]
+    Path("pictures/JPEGImages", f"{new}.jpg").rename("new.jpg")
+    for path in Path("pictures/ImageSets/Main").glob("*.txt"):
+        path.write_text(path.read_text().replace(new, "").strip() + "\n")
+    digits = ",".join(gp.datasets.scenes.CLASSES)
+
+    [command] = re.findall(r"```sh\npython scripts/train_faster_rcnn.py (.*?)```", GUIDE, re.DOTALL)
+    words = command.replace("\\\n", " ").replace("screw,nut", digits).split()
+    words += ["--epochs", "1", "--lr_decay_epochs", "", "--evaluate_every", "1", "--devices", "cpu:2"]
+    assert gp.start(DETECT.main, DETECT.Config, DETECT.DEFAULT, words) == 0
+    assert "8 images" in capsys.readouterr().out
+
+    [code] = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    exec(code.replace('["screw", "nut"]', repr(digits.split(","))), {})
+    assert Path("found.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--classes", "nut"], "scenes have the digits as classes; name --dataset voc or coco"),
+        (["--dataset", "voc", "--classes", "nut,nut"], "expected different names, or a file of them; got .*nut.*nut"),
+    ],
+)
+def test_classes_that_cannot_be_are_refused(data, words, error, capsys):
+    assert_refused(run(data, *words), capsys, error)
+
+
 def test_the_smoke_config_trains_on_two_devices_and_leaves_numbers_and_pictures(data, pictures, capsys):
     assert run(data) == 0
     out = capsys.readouterr().out

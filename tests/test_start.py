@@ -72,7 +72,7 @@ def interrupted(config, run):
     [
         (nothing, ["--epochs", "x"], 2, "error: --epochs is 'x', wanted a whole number above 0"),
         (nothing, ["--resume"], 2, "error: --resume: there is no run with a checkpoint in runs/task/small"),
-        (nothing, ["--output", "/dev/null/x"], 2, "error: the output folder /dev/null/x cannot be written to"),
+        (nothing, ["--output", "/dev/null/x"], 2, "error: the output folder /dev/null/x cannot be written"),
         (raises(gp.errors.DeviceUnavailable("no gpu(7)")), [], 2, "error: no gpu(7)"),
         (raises(KeyboardInterrupt()), [], 130, "stopped at once"),
         (interrupted, [], 130, "stopped after epoch 1; runs/task/small/1/epoch-0001.npz has everything"),

@@ -17,9 +17,8 @@ from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_legacy, set_zero, to_device
 from ..mxnet.engine import push, view
 from ..native import function
-from ..native.records import address_of
 from . import written
-from .marks import get_marks, of_parameter, set_marks
+from .marks import flags, of_parameter, set_marks
 
 _note_new_gradients = function("gp_note_new_gradients", 0, keeps_lock=True)
 # The parameters whose gradients all hold the sum, which no update has used.
@@ -28,18 +27,12 @@ summed: weakref.WeakSet[mx.gluon.Parameter] = weakref.WeakSet()
 clipped: weakref.WeakSet[mx.gluon.Parameter] = weakref.WeakSet()
 # Those whose gradients were made since the last backward pass.
 made: weakref.WeakSet[mx.gluon.Parameter] = weakref.WeakSet()
-num_made = 0  # how often gradients of any parameter were made; and for each, that number when its were made last
+# How often gradients of any parameter were made, or left out; for each parameter, that number when its were made last.
+num_changes = 0
 numbers: weakref.WeakKeyDictionary[mx.gluon.Parameter, int] = weakref.WeakKeyDictionary()
 # id of an array, a gradient or a value -> its parameter
 _parameters: weakref.WeakValueDictionary[int, mx.gluon.Parameter] = weakref.WeakValueDictionary()
-
-
-def flags(parameter: mx.gluon.Parameter) -> list[bool]:
-    """Whether the gradient of each copy is fresh."""
-    marks, number = of_parameter(parameter)
-    found = marks.fresh[number]
-    get_marks(marks.record, number, number + 1, address_of(found))
-    return list(map(bool, found))
+_grad_req_in_mxnet = mx.gluon.Parameter.grad_req
 
 
 def mark(parameter: mx.gluon.Parameter, fresh: bool) -> None:
@@ -190,8 +183,8 @@ def refuse_clipped(parameters: Iterable[mx.gluon.Parameter], over_processes: boo
                 f"clip_global_norm has clipped gradients of {parameter.name} before they were summed, by the norm of "
                 f"those of one {'process' if over_processes else 'device'}. Clip the sums: trainer.allreduce_grads(), "
                 "gluon.utils.clip_global_norm([gradient for parameter in parameters for gradient in "
-                "parameter.list_grad()], largest), trainer.update(num_samples). The trainer needs "
-                "update_on_kvstore=False"
+                "parameter.list_grad()], largest), trainer.update(num_samples). A trainer whose store updates cannot: "
+                "leave update_on_kvstore=True out; MXNet's servers need update_on_kvstore=False"
             )
 
 
@@ -216,10 +209,10 @@ def owner(arrays: Sequence[mx.nd.NDArray]) -> mx.gluon.Parameter | None:
 
 def register(make_gradients: Callable[..., None], parameter: mx.gluon.Parameter, *args: Any, **kwargs: Any) -> None:
     """Make a parameter's gradient arrays as MXNet does, and note whose they and its values are."""
-    global num_made
+    global num_changes
     make_gradients(parameter, *args, **kwargs)
-    num_made += 1
-    numbers[parameter] = num_made
+    num_changes += 1
+    numbers[parameter] = num_changes
     if parameter.shape is None and parameter._data:  # that of an imported graph, to which MXNet gives values alone
         parameter.shape = parameter._data[0].shape
     summed.discard(parameter)
@@ -228,6 +221,22 @@ def register(make_gradients: Callable[..., None], parameter: mx.gluon.Parameter,
     _note_new_gradients()
     written.note(parameter)
     _parameters.update((id(array), parameter) for array in (*(parameter._grad or ()), *(parameter._data or ())))
+
+
+def copied(parameter: mx.gluon.Parameter) -> dict[str, Any]:
+    """What a copy, or a pickle, of a parameter takes over: not a trainer with a store, which cannot be copied."""
+    trainer = parameter._trainer
+    return {**vars(parameter), "_trainer": None if trainer is None or trainer._kvstore is not None else trainer}
+
+
+def _set_grad_req(parameter: mx.gluon.Parameter, request: str) -> None:
+    global num_changes
+    _grad_req_in_mxnet.fset(parameter, request)
+    num_changes += 1
+
+
+# MXNet's property, whose changes are counted.
+grad_req = property(_grad_req_in_mxnet.fget, _set_grad_req, doc=_grad_req_in_mxnet.__doc__)
 
 
 def restore(parameter: mx.gluon.Parameter, state: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
@@ -47,6 +47,8 @@ class Marks:
 
     def __init__(self, parameters: Sequence[mx.gluon.Parameter], is_one_of_several: bool = False) -> None:
         values = [parameter._check_and_get(parameter._data, list) for parameter in parameters]
+        for parameter in parameters:
+            _unmark_stale(parameter)
         self._arrays = [array for arrays in values for array in arrays]
         shape = len(values), len(values[0]) if values else 0
         self.fresh = np.zeros(shape, np.int8)
@@ -75,11 +77,48 @@ def _itself(marks: Marks) -> Marks:
     return marks
 
 
+def _known(parameter: mx.gluon.Parameter) -> tuple[Marks | None, int]:
+    """The marks of a parameter, if there are any, and its number in them."""
+    place = _places.get(parameter)
+    return (None, 0) if place is None or place.arrays is not parameter._data else (place.marks(), place.number)
+
+
+def _keep(parameters: Sequence[mx.gluon.Parameter]) -> None:
+    """Make marks for parameters without a trainer's, which live as long as one of them has no others."""
+    found = functools.partial(_itself, Marks(parameters))
+    _places.update((one, _Place(found, number, one._data)) for number, one in enumerate(parameters))
+
+
+def watch(parameters: Iterable[mx.gluon.Parameter]) -> None:
+    """Have marks, from the next pass on, for parameters on several devices that no trainer has yet."""
+    alike: dict[tuple, list[mx.gluon.Parameter]] = {}
+    for parameter in parameters:
+        if parameter._grad is not None and len(parameter._grad) > 1:
+            alike.setdefault(tuple(parameter.list_ctx()), []).append(parameter)
+    for group in alike.values():
+        _keep(group)
+
+
 def of_parameter(parameter: mx.gluon.Parameter) -> tuple[Marks, int]:
     """The marks of a parameter with gradients, and its number in them."""
-    place = _places.get(parameter)
-    marks = place.marks() if place is not None and place.arrays is parameter._data else None
-    if place is None or marks is None:  # no trainer's plan has any
-        marks = Marks([parameter])
-        place = _places[parameter] = _Place(functools.partial(_itself, marks), 0, parameter._data)
-    return marks, place.number
+    if _known(parameter)[0] is None:  # no trainer's plan has any
+        _keep([parameter])
+    marks, number = _known(parameter)
+    assert marks is not None
+    return marks, number
+
+
+def flags(parameter: mx.gluon.Parameter) -> list[bool]:
+    """Whether the gradient of each copy is fresh."""
+    marks, number = of_parameter(parameter)
+    found = marks.fresh[number]
+    get_marks(marks.record, number, number + 1, address_of(found))
+    return list(map(bool, found))
+
+
+def _unmark_stale(parameter: mx.gluon.Parameter) -> None:
+    """Take MXNet's mark away from copies that are not fresh by the marks so far: new ones do not know the rounds."""
+    if _known(parameter)[0] is not None:
+        for array, is_fresh in zip(parameter._data, flags(parameter)):
+            if not is_fresh:
+                array._fresh_grad = False

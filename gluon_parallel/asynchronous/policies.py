@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from typing import NamedTuple, Optional, Union
 
+from .. import bounds
 from ..errors import ConfigError
 from . import rules
 from .rules import Array, Update
@@ -49,12 +50,12 @@ def parse_mode(text: str) -> Mode:
     if kind.option is None:
         raise ConfigError(f"mode: {text!r}: {name} has no number; write {name}")
     try:
-        value = int(number) if kind.whole else float(number)
+        value = bounds.whole("mode", number, 0) if kind.whole else float(number)
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value >= kind.least) or (name == "elastic" and value > 1):
         wanted = f"{'a whole number' if kind.whole else 'a number'}, {kind.least:g} or more"
-        raise ConfigError(f"mode: {text!r}: {number!r} is not {wanted}; it says {kind.meaning}")
+        raise ConfigError(f"mode: {bounds.shown(text)}: {bounds.shown(number)} is not {wanted}; it says {kind.meaning}")
     return Mode(name, value)
 
 

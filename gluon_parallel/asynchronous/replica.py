@@ -5,10 +5,11 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
+from ..allreduce.gradients import flags, mark, zero_stale
 from ..errors import AsynchronousUnsupported, GradientUnavailable
 from ..loss_checks import check_loss
 from ..mxnet.compat import mx
-from ..mxnet.compat.array_types import as_tuple, set_zero
+from ..mxnet.compat.array_types import as_tuple
 from ..nn.blocks import blocks_of
 from ..sample_loss import LossPerSample
 from ..split import num_samples, split_and_load
@@ -50,8 +51,13 @@ class MeanGradient:
             check_loss(self.loss, *calls[0], sizes[0], self._reduction, has_scale=True)
             self._has_checked_loss = True
         for parameter in self._trained:
-            for gradient in parameter.list_grad()[len(shards) :]:
-                set_zero(gradient)  # a device without samples
+            if not any(flags(parameter)):
+                raise GradientUnavailable(
+                    f"{parameter.name} got no gradient: the loss does not depend on it. Leave its layer out, or set "
+                    "its grad_req to 'null'"
+                )
+            zero_stale(parameter, parameter.list_grad())  # of devices without samples
+            mark(parameter, False)
         return mean, count
 
 
@@ -107,13 +113,6 @@ class Replica(MeanGradient):
         """The mean loss over a batch at these weights, its gradient, and the number of samples; waits for them."""
         self.set_weights(weights)
         mean, count = self.run(batch)
-        for parameter in self._trained:
-            if not parameter.data(self.device)._fresh_grad:
-                raise GradientUnavailable(
-                    f"{parameter.name} got no gradient: the loss does not depend on it. Leave its layer out, or set "
-                    "its grad_req to 'null'"
-                )
-            parameter.data(self.device)._fresh_grad = False
         gradient = concatenate([parameter.grad(self.device).asnumpy() for parameter in self._trained])
         return mean.asnumpy().item(), gradient, count
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from .. import kvstore
+from .. import bounds, kvstore
 from ..data_parallel import DataParallel
 from ..devices import devices as parse_devices
 from ..errors import ConfigError, GluonParallelError, WorkerFailed
@@ -17,6 +17,7 @@ from ..pipeline import Pipeline
 from ..training.seeding import reseed
 from .named_function import FORM, call
 
+_MOST = 1_000_000  # steps, samples of a step, ...
 _TAKES = "the function takes a store, and returns a net that is not initialized, a loss, and (num, rng) -> (x, y)"
 
 
@@ -202,19 +203,21 @@ def plot(found: dict[str, dict[str, float]], tolerance: float, path: os.PathLike
 def configure(parser: Any) -> None:
     """Add the command's arguments to its parser."""
     parser.add_argument("--devices", default="2", help="devices of each process: 2, cpu:2 or gpu:2 (2)")
-    parser.add_argument("--processes", type=int, default=2, help="how many processes (2); 1 compares devices alone")
+    parser.add_argument(
+        "--processes", type=bounds.flag, default=2, help="how many processes (2); 1 compares devices alone"
+    )
     parser.add_argument("--engine", default="mpi", choices=list(ENGINES), help="how they meet (mpi)")
     known = f"{', '.join(NETS)} (sync_batch_norm), or {FORM}"
     parser.add_argument("--net", default="sync_batch_norm", help=f"{known}; {_TAKES}")
-    parser.add_argument("--steps", type=int, default=6, help="updates (6)")
-    parser.add_argument("--batch_size", type=int, default=14, help="samples of all processes together (14)")
-    parser.add_argument("--accumulate", type=int, default=1, help="batches per update (1)")
+    parser.add_argument("--steps", type=bounds.flag, default=6, help="updates (6)")
+    parser.add_argument("--batch_size", type=bounds.flag, default=14, help="samples of all processes together (14)")
+    parser.add_argument("--accumulate", type=bounds.flag, default=1, help="batches per update (1)")
     parser.add_argument(
-        "--stages", type=int, default=1, help="of a pipeline, whose replicas share the devices (1: none)"
+        "--stages", type=bounds.flag, default=1, help="of a pipeline, whose replicas share the devices (1: none)"
     )
-    parser.add_argument("--micro_batches", type=int, default=2, help="of each replica of the pipeline (2)")
+    parser.add_argument("--micro_batches", type=bounds.flag, default=2, help="of each replica of the pipeline (2)")
     parser.add_argument("--dtype", default="float64", choices=["float64", "float32"], help="float64 tells most")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=bounds.flag, default=0)
     parser.add_argument(
         "--tolerance", type=float, help="largest relative difference (1e-6; 1e-3 for float32 and over ps)"
     )
@@ -223,11 +226,10 @@ def configure(parser: Any) -> None:
 
 
 def _check(options: Any) -> None:
+    most = {"processes": bounds.PROCESSES, "stages": bounds.DEVICES}
     for name in ("processes", "steps", "batch_size", "accumulate", "stages", "micro_batches"):
-        if getattr(options, name) < 1:
-            raise ConfigError(f"--{name} is {getattr(options, name)}, wanted a whole number above 0")
-    if options.seed < 0:
-        raise ConfigError(f"--seed is {options.seed}, wanted a whole number, 0 or above")
+        bounds.whole(f"--{name}", getattr(options, name), 1, most.get(name, _MOST), ConfigError)
+    bounds.whole("--seed", options.seed, 0, error=ConfigError)
     if not options.timeout > 0:
         raise ConfigError(f"--timeout is {options.timeout}, wanted a number of seconds above 0")
     if options.tolerance is not None and not options.tolerance >= 0:

@@ -5,6 +5,7 @@ import contextlib
 import os
 import tempfile
 
+from .. import bounds
 from . import cli
 from .profiling import profile
 
@@ -14,8 +15,10 @@ _VARIABLE = "GLUON_PARALLEL_PROFILE"  # tells the processes "steps,skip,folder"
 def configure(parser):
     """Add the command's arguments to its parser."""
     parser.add_argument("--folder", default="profile", help="folder for the page and the trace (profile)")
-    parser.add_argument("--steps", type=int, default=20, metavar="N", help="number of steps to record (20)")
-    parser.add_argument("--skip", type=int, default=5, metavar="N", help="number of steps to skip before them (5)")
+    parser.add_argument("--steps", type=bounds.flag, default=20, metavar="N", help="number of steps to record (20)")
+    parser.add_argument(
+        "--skip", type=bounds.flag, default=5, metavar="N", help="number of steps to skip before them (5)"
+    )
     parser.add_argument("script", help="a Python file; or `launch` or `run`, and what follows: launch -n 2 script.py")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script").required = False
 

@@ -12,6 +12,7 @@ from ..loss_checks import check_loss
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import Nested, as_current, as_tuple
 from ..mxnet.device_threads.thread import acting_as, call_from
+from ..mxnet.last_error import is_not_recorded
 from ..nn import convert_by_default, participants, say_what_was_converted
 from ..nn.blocks import net_and_loss
 from ..nn.sync_batch_norm.participants import groups_of, start_anew
@@ -103,6 +104,8 @@ class TrainingStep:
             for group in groups_of(self._blocks):  # whose devices wait for no other then
                 group.abandon(error)
             update.abandon()
+            if is_not_recorded(error):
+                checks.refuse_nothing_to_train(self._blocks, error)
             raise
         self.num_samples, self.mean = num, mean
         update.end_step(num)
@@ -128,7 +131,7 @@ class DataParallel(TrainingStep):
 
     The loss is called as ``loss(*outputs, *labels)`` on every device and returns either one value per sample, first
     axis first (what Gluon's losses do; further axes are summed, as ``loss.backward()`` would), or, with `reduction`, a
-    single value.
+    single value. One that is not of Gluon's is called once more in the first step, in predict mode, to be checked.
 
     A loss whose value is no mean over samples has an attribute `parts`, the names of its parts, and returns a pair
     (sum, count) for each: two arrays of one value. Each sum is divided by its count, both over all devices of all

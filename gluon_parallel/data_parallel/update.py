@@ -130,11 +130,11 @@ class Update:
                 self._finite.check(self._num_updates)
             if self._comparison.is_pending:
                 self._comparison.check(self._num_updates)
-            for gradient, total in self._rows.values():
-                total.copyto(gradient)
             plan = plan_of(self._trainer)
             reached = self._reached(plan)
             plan.complete(reached)
+            for gradient, total in self._rows.values():  # also of devices without samples in the last of the steps
+                total.copyto(gradient)
             num = self._sum(plan, reached)
             if not num:
                 checks.refuse_no_samples()

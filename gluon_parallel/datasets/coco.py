@@ -73,6 +73,30 @@ class Detection(BoxDataset):
         return [entry.image_id for entry in self._entries]
 
 
+def own_parts(root: str | os.PathLike[str]) -> tuple[Path, str, str] | None:
+    """A folder with annotations of somebody's own: itself, the split to train with, and the one to test with.
+
+    They are those of the published data set; else the only one that begins with "train", and the only one that begins
+    with "val", or with "test". None: the folder has no annotations.
+
+    Raises:
+        DatasetUnavailable: there are annotations, and it is not clear which these are.
+    """
+    root = Path(root).expanduser()
+    if not (root / "annotations").is_dir():
+        return None
+    there = [path.stem[len(_PREFIX) :] for path in root.glob(f"annotations/{_PREFIX}*.json")]
+    if {"train2017", "val2017"} <= {*there}:
+        return root, "train2017", "val2017"
+    train, val, test = ([name for name in there if name.startswith(start)] for start in ("train", "val", "test"))
+    if len(train) != 1 or len(val or test) != 1:
+        raise DatasetUnavailable(
+            f"{root / 'annotations'}: expected one file {_PREFIX}train*.json, and one {_PREFIX}val*.json to test with; "
+            f"{those_there(there)}"
+        )
+    return root, train[0], (val or test)[0]
+
+
 def _load(path):
     if not path.is_file():
         instead = those_there(file.stem[len(_PREFIX) :] for file in path.parent.glob(f"{_PREFIX}*.json"))

@@ -1,7 +1,8 @@
 """Detection data: data sets with boxes by name (a new one is entered here), random transforms, padding.
 
 The names are "scenes" (digits on photographs), "voc" (VOC2007 and VOC2012 trainval to train with, VOC2007 test) and
-"coco" (train2017, val2017).
+"coco" (train2017, val2017). Boxes of your own are in a folder with the layout of one of the last two: see
+:func:`.voc.own_parts` and :func:`.coco.own_parts`.
 
 A transform is a function (image, label, random). Edges are 0-based and the last ones inclusive: a box covers
 ``xmax - xmin + 1`` pixels.
@@ -25,9 +26,13 @@ _TASK = Task(
     {
         "scenes": Source((), functools.partial(voc.Detection, classes=scenes.CLASSES), "train", "test"),
         "voc": Source(
-            ("VOC2007", "VOC2012"), voc.Detection, [(2007, "trainval"), (2012, "trainval")], [(2007, "test")]
-        ),
-        "coco": Source(("annotations", "train2017", "val2017"), coco.Detection, "train2017", "val2017"),
+            ("VOC2007", "VOC2012"),
+            voc.Detection,
+            [(2007, "trainval"), (2012, "trainval")],
+            [(2007, "test")],
+            voc.own_parts,
+        ),  # fmt: skip
+        "coco": Source(("annotations", "train2017", "val2017"), coco.Detection, "train2017", "val2017", coco.own_parts),
     },
 )
 NAMES, load = tuple(_TASK.sources), _TASK.load

@@ -4,7 +4,7 @@
 
     VOC2007/Annotations/000005.xml        boxes, in pixels counted from 1
             ImageSets/Main/train.txt      names of images, one per line; ImageSets/Segmentation/ for masks
-            JPEGImages/000005.jpg
+            JPEGImages/000005.jpg         or .jpeg, .png
             SegmentationClass/000005.png  0 background, 1 the first class, ..., 255 void
 """
 
@@ -65,7 +65,7 @@ class Detection(BoxDataset):
 
     def _inspect(self, item):
         folder, name = item
-        image, annotation = folder / "JPEGImages" / f"{name}.jpg", folder / "Annotations" / f"{name}.xml"
+        image, annotation = _image(folder, name), folder / "Annotations" / f"{name}.xml"
         size = inspect_image(image)
         with reading(annotation, "annotation"):
             root = ElementTree.parse(annotation).getroot()
@@ -101,7 +101,7 @@ class Segmentation(IndexedDataset):
 
     def _inspect(self, item):
         folder, name = item
-        image, mask = folder / "JPEGImages" / f"{name}.jpg", folder / "SegmentationClass" / f"{name}.png"
+        image, mask = _image(folder, name), folder / "SegmentationClass" / f"{name}.png"
         size = inspect_image(image)
         values = read_mask(mask)
         check_size(values.shape[::-1], size, mask, "mask of another size")
@@ -114,6 +114,39 @@ class Segmentation(IndexedDataset):
         mask[mask >= len(self.classes)] = VOID
         mask.setflags(write=False)
         return image, mask
+
+
+def own_parts(root: Folder) -> tuple[Path, Splits, Splits] | None:
+    """A folder with boxes of somebody's own: itself, the splits to train with, and those to test with.
+
+    It has the folder Annotations, or folders of any name that have it. Its lists are train and val, train and test, or
+    trainval and test. None: it has no annotations.
+
+    Raises:
+        DatasetUnavailable: there are annotations, and no such two lists.
+    """
+    root = Path(root).expanduser()
+    folders = [one for one in (root, *sorted(root.glob("*"))) if (one / "Annotations").is_dir()]
+    if not folders:
+        return None
+    lists = {folder: {path.stem for path in folder.glob("ImageSets/Main/*.txt")} for folder in folders}
+    there = set().union(*lists.values())
+    for train, test in (("trainval", "test"), ("train", "val"), ("train", "test")):
+        if {train, test} <= there:
+            if folders[0] == root:
+                return root, train, test
+            named = [[(one.name, split) for one in folders if split in lists[one]] for split in (train, test)]
+            return root, named[0], named[1]
+    raise DatasetUnavailable(
+        f"{folders[0]}: which images are trained with, and which are tested with? {Path('ImageSets', 'Main')} needs "
+        f"train.txt and val.txt, or trainval.txt and test.txt, with one image's name per line; {those_there(there)}"
+    )
+
+
+def _image(folder, name):
+    """The file of an image; the published ones are .jpg."""
+    paths = [folder / "JPEGImages" / f"{name}{ending}" for ending in (".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG")]
+    return next(filter(Path.is_file, paths), paths[0])
 
 
 def _title(root, splits):

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Optional
 
+from .. import bounds
 from ..errors import StoreUnavailable
 from ..mxnet.engine import push
 
@@ -27,11 +28,15 @@ _HOROVODRUN = "`horovodrun --check-build` shows what Horovod was built with; wit
 def min_processes() -> Optional[int]:
     """How many processes must be left to go on without lost ones; None: a lost process ends all."""
     text = os.environ.get(MIN_PROCESSES)
-    if text is None:
+    return None if text is None else bounds.whole(MIN_PROCESSES, text, 1, bounds.PROCESSES)
+
+
+def _number_in(variable: str) -> Optional[int]:
+    """The number in a variable of another program; None: there is none."""
+    try:
+        return bounds.whole(variable, os.environ.get(variable, ""), 0)
+    except ValueError:
         return None
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"{MIN_PROCESSES}={text!r}; expected a whole number of at least 1, or no such variable")
-    return int(text)
 
 
 class LaunchedGroup(NamedTuple):
@@ -110,17 +115,16 @@ def launched_group() -> Optional[LaunchedGroup]:
     if taken_by() is not None:
         return None
     for variable, rank_variable, starter, usual_store, advice in _STARTERS:
-        text = os.environ.get(variable, "")
-        if not text.isdecimal():
+        num_workers = _number_in(variable)
+        if num_workers is None:
             continue
         if variable == "PMI_SIZE" and os.environ.get("SLURM_MPI_TYPE", "none") != "none":
             starter, advice = "srun", _SRUN  # --mpi=pmi2 sets PMI_SIZE too
         store = os.environ.get("GLUON_PARALLEL_KVSTORE") or usual_store
         advice = advice if store == usual_store else ""
         names = ("GLUON_PARALLEL_RANK", rank_variable)  # launch itself may use mpirun or horovodrun
-        ranks = [os.environ[name] for name in names if os.environ.get(name, "").isdecimal()]
-        rank = int(ranks[0]) if ranks else 0
-        return LaunchedGroup(starter, variable, int(text), rank, store, advice) if int(text) > 1 else None
+        rank = next((number for number in map(_number_in, names) if number is not None), 0)
+        return LaunchedGroup(starter, variable, num_workers, rank, store, advice) if num_workers > 1 else None
     return None
 
 

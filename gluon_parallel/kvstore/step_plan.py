@@ -13,7 +13,7 @@ import numpy as np
 
 from ..allreduce import CopySums, broadcast, gradients
 from ..allreduce.copy_sums import push_sums
-from ..allreduce.marks import Marks, get_marks, set_marks
+from ..allreduce.marks import Marks, get_marks, set_marks, watch
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import set_zero
 from ..native import provide
@@ -200,9 +200,10 @@ def plan_of(trainer: mx.gluon.Trainer) -> StepPlan:
 def _plan_steps() -> int:
     """Called by the C library before a backward pass: marks are known from the first pass on of new gradients."""
     try:
-        trainers = {id(parameter._trainer): parameter._trainer for parameter in gradients.made}
+        made = [*gradients.made]
         gradients.made.clear()
-        for trainer in trainers.values():
+        watch(parameter for parameter in made if parameter._trainer is None)
+        for trainer in {id(parameter._trainer): parameter._trainer for parameter in made}.values():
             is_simple = trainer is None or (len(trainer._contexts or ()) < 2 and launched_group() is None)
             if not is_simple and all(one.grad_req == "null" or one._data is not None for one in trainer._params):
                 plan_of(trainer)

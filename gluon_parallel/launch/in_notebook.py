@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import inspect
 import linecache
-import numbers
 import os
 import pickle
 import sys
-import tempfile
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,8 +14,10 @@ from typing import Any, Callable, Optional
 
 import cloudpickle
 
+from .. import bounds
 from ..errors import LaunchError, WorkerFailed, WorkerLost
 from .launching import launch
+from .leftovers import temporary_folder
 
 _CALL, _RESULT, _RAISED = "call.pickle", "result-{}.pickle", "raised.{}.pickle"
 
@@ -64,8 +64,7 @@ def notebook(
     """
     if "GLUON_PARALLEL_RANK" in os.environ:
         raise LaunchError("notebook: this process was itself launched as one of several; call the function as it is")
-    if not isinstance(num_processes, numbers.Integral) or num_processes < 1:
-        raise LaunchError(f"num_processes is {num_processes!r}; expected a whole number of at least 1")
+    bounds.whole("num_processes", num_processes, 1, bounds.PROCESSES, LaunchError)
     return call_in_processes(function, tuple(args), num_processes, devices, engine, timeout)
 
 
@@ -74,7 +73,7 @@ def call_in_processes(
     live: bool = True,
 ) -> list:  # fmt: skip
     """As :func:`notebook`, from a launched process too; what they print is not shown unless the view is `live`."""
-    with tempfile.TemporaryDirectory(prefix="gluon_parallel-") as name:
+    with temporary_folder() as name:
         folder = Path(name)
         (folder / _CALL).write_bytes(_packed(function, args))
         result = launch(

@@ -9,6 +9,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, Optional, Union
 
+from .. import bounds
 from ..devices import read as read_devices
 from ..errors import LaunchError
 from ..forks import signals_handled
@@ -88,18 +89,19 @@ def launch(
          f"--sync-batch-norm is {sync_batch_norm!r}, wanted one of {', '.join(SYNC_BATCH_NORMS)}"),
         (engine not in ENGINES, f"--engine is {engine!r}, wanted one of {', '.join(ENGINES)}"),
         (not 0 < timeout <= 1e9, f"--timeout is {timeout}, wanted a number of seconds above 0 and up to 1e9"),
-        (max_restarts < 0, f"--max-restarts is {max_restarts}, wanted a whole number, 0 for none"),
-        (min_processes is not None and min_processes < 1,
-         f"--min-processes is {min_processes}, wanted a whole number above 0"),
         (min_processes is not None and not kind.goes_on,
          f"--min-processes {min_processes}: with the engine {engine!r} no process goes on alone"),
-        (num_servers is not None and num_servers < 1, f"--servers is {num_servers}, wanted a whole number above 0"),
         (num_servers is not None and not kind.has_servers,
          f"--servers {num_servers}: the engine {engine!r} has no servers; add --engine ps"),
         (hosts is not None and hostfile is not None, "--hosts and --hostfile say the same thing; give one of them"),
     ):  # fmt: skip
         if is_wrong:
             raise LaunchError(complaint)
+    for name, number, least in (
+        ("--max-restarts", max_restarts, 0), ("--min-processes", min_processes, 1), ("--servers", num_servers, 1),
+    ):  # fmt: skip
+        if number is not None:
+            bounds.whole(name, number, least, bounds.PROCESSES, LaunchError)
     if module:
         named_script = ["-m", _check_module(str(script))]
     else:
@@ -226,16 +228,23 @@ def _count_devices(spec: Optional[str]) -> tuple[str, int, bool]:
 
 def configure(parser: Any) -> None:
     """Add the command's arguments to its parser."""
-    parser.add_argument("-n", type=int, dest="num_workers", metavar="N", help="how many processes")
+    parser.add_argument("-n", type=bounds.flag, dest="num_workers", metavar="N", help="how many processes")
     parser.add_argument("--devices", help="of each process: what devices 'auto' means in it, such as cpu:2 or gpu:1")
     parser.add_argument("--engine", default="mpi", choices=list(ENGINES), help="how they find each other (mpi)")
     parser.add_argument("--hosts", metavar="h1:2,h2:2", help="where they run; this machine if left out")
     parser.add_argument("--hostfile", metavar="FILE", help="the same as lines of a file: h1 slots=2")
     parser.add_argument("--rsh", default="ssh", help="the command that runs another one on a host (ssh)")
-    parser.add_argument("--servers", type=int, dest="num_servers", help="parameter servers of ps (one per host)")
-    parser.add_argument("--max-restarts", type=int, default=0, metavar="N", help="start again after N failures (0)")
     parser.add_argument(
-        "--min-processes", type=int, metavar="N", help="go on without lost processes while N are left (all must live)"
+        "--servers", type=bounds.flag, dest="num_servers", help="parameter servers of ps (one per host)"
+    )
+    parser.add_argument(
+        "--max-restarts", type=bounds.flag, default=0, metavar="N", help="start again after N failures (0)"
+    )
+    parser.add_argument(
+        "--min-processes",
+        type=bounds.flag,
+        metavar="N",
+        help="go on without lost processes while N are left (all must live)",
     )
     parser.add_argument(
         "--timeout", type=float, default=TIMEOUT, metavar="SECONDS",

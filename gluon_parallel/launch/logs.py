@@ -1,18 +1,24 @@
 """Logs of the processes: a file for each, and a live view with the process's name before every line."""
 
+import contextlib
+import io
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Optional
+from typing import Optional, TextIO
 
+from ..archive import writable
 from ..training import run
+
+_TAIL = 1 << 14  # bytes at the end of a log in which its last lines are looked for
 
 
 def make_folder(folder: Optional[str]) -> Path:
     """The folder for the logs: the one named, or else a new one, ``runs/launch/<number>``."""
     if folder is None:
         return run.number(Path("runs/launch"), "--logs FOLDER").resolve()
-    with run.writable(Path(folder), "--logs FOLDER"):
+    with writable(f"the folder {folder}", "Choose another: --logs FOLDER"):
         Path(folder).mkdir(parents=True, exist_ok=True)
     return Path(folder).resolve()
 
@@ -21,46 +27,109 @@ class Logs:
     """The files ``rank-0.log``, ``server-0.log``, ... in a folder, which are continued, and the terminal.
 
     The terminal gets what the launcher says, if it `announces`, and what the processes say, if the view is `live`.
+    What the system refuses to write ends nothing: it is said once, and the next line is tried again.
     """
 
     def __init__(self, folder: Path, live: bool = True, announces: bool = True) -> None:
         self.folder, self.live, self.announces = folder, live, announces
-        self._files: dict[str, IO[str]] = {}
+        self._files: dict[str, io.FileIO] = {}
+        self._refused: set[str] = set()  # what could not be written, and has been named
 
     def path(self, member: str) -> Path:
         return self.folder / f"{member.replace(' ', '-')}.log"
 
+    def open(self, member: str) -> io.FileIO:
+        """The file of a member; OutputUnavailable: it cannot be opened."""
+        if member not in self._files:
+            with writable(f"the log {self.path(member)}", "Free space there, or choose another folder: --logs FOLDER"):
+                # Without a buffer, which would keep what it cannot write and fail with it again when it is closed
+                self._files[member] = io.FileIO(self.path(member), "a")
+        return self._files[member]
+
     def write(self, member: str, lines: Sequence[str], stream: int = 1, unseen: Optional[str] = None) -> None:
-        """Lines of a process's standard output (1) or error (2); the live view leaves out those that begin `unseen`."""
-        self._print(lines, self._file(member))
+        """Lines of a process's standard output (1) or error (2); the live view leaves out those that begin `unseen`.
+
+        Bytes that are no UTF-8 stand in the lines as ``surrogateescape`` decodes them.
+        """
+        self._keep(member, lines)
         if self.live:
             prefix = f"[{member.replace('rank ', '')}] "
-            shown = [prefix + line for line in lines if unseen is None or not line.startswith(unseen)]
-            self._print(shown, sys.stdout if stream == 1 else sys.stderr)
+            self._show([prefix + line for line in lines if unseen is None or not line.startswith(unseen)], stream)
 
     def say(self, text: str, members: Sequence[str] = ()) -> None:
         """A line of the launcher's own, also into the logs of some members."""
+        lines = [f"gluon-parallel launch: {text}"]
         if self.announces:
-            self._print([f"gluon-parallel launch: {text}"], sys.stderr)
+            self._show(lines, 2)
         for member in members:
-            self._print([f"gluon-parallel launch: {text}"], self._file(member))
+            self._keep(member, lines)
 
-    def _print(self, lines: Sequence[str], stream: IO[str]) -> None:
-        stream.write("".join(f"{line}\n" for line in lines))
-        stream.flush()
+    def _keep(self, member: str, lines: Sequence[str]) -> None:
+        try:
+            _write(self.open(member).fileno(), _text(lines).encode("utf-8", "surrogateescape"))
+        except OSError as error:
+            self._complain(str(self.path(member)), error, "what is written meanwhile is missing in it")
 
-    def _file(self, member: str) -> IO[str]:
-        if member not in self._files:
-            self._files[member] = open(self.path(member), "a", encoding="utf-8")
-        return self._files[member]
+    def _show(self, lines: Sequence[str], stream: int) -> None:
+        file, name = (sys.stdout, "standard output") if stream == 1 else (sys.stderr, "standard error")
+        if file is None:  # it was closed when Python began
+            return
+        try:
+            _print(_text(lines), file)
+        except (OSError, ValueError) as error:  # ValueError: it is closed
+            self._complain(name, error, f"the logs in {self.folder} have what it would have shown")
+
+    def _complain(self, what: str, error: Exception, effect: str) -> None:
+        if what not in self._refused:
+            self._refused.add(what)
+            self.say(f"{what} cannot be written: {getattr(error, 'strerror', None) or error}; {effect}")
 
     def tail(self, member: str) -> str:
-        """The last 12 lines of a member's log, indented; "" if it said nothing."""
-        if not self.path(member).exists():
-            return ""
-        lines = self.path(member).read_text(encoding="utf-8", errors="replace").splitlines()[-12:]
-        return "".join(f"\n    {line}" for line in lines)
+        """The last 12 lines of a member's log, indented; "" if it said nothing, or its log cannot be read."""
+        text = b""
+        with contextlib.suppress(OSError), open(self.path(member), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+            text = file.read()
+        return "".join(f"\n    {line}" for line in text.decode("utf-8", "replace").splitlines()[-12:])
 
     def close(self) -> None:
-        for file in self._files.values():
-            file.close()
+        for member, file in self._files.items():
+            try:
+                file.close()
+            except OSError as error:  # some file systems write only now
+                self._complain(str(self.path(member)), error, "its end is missing")
+
+
+def _text(lines: Sequence[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _print(text: str, file: TextIO) -> None:
+    """Print at once; to a file of the system without its buffer, which would fail again at the program's end."""
+    encoding = file.encoding or "utf-8"
+    text = shown(text, encoding)
+    file.flush()
+    if file in (sys.__stdout__, sys.__stderr__):
+        _write(file.fileno(), text.encode(encoding))
+    else:  # a notebook's, or another one that was put into its place
+        file.write(text)
+        file.flush()
+
+
+def _write(file: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(file, data) :]
+
+
+def shown(text: str, encoding: str) -> str:
+    """A text as a file of an encoding can show it: bytes that are no UTF-8 are in that encoding, or are escaped.
+
+    Example:
+        >>> name = b"caf\\xe9".decode("utf-8", "surrogateescape")
+        >>> shown(name, "latin-1"), shown(name, "utf-8"), shown("caf\\u0113", "latin-1")
+        ('café', 'caf\\\\xe9', 'caf\\\\u0113')
+    """
+    with contextlib.suppress(UnicodeError):
+        return text.encode(encoding, "surrogateescape").decode(encoding)
+    text = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return text.encode(encoding, "backslashreplace").decode(encoding)

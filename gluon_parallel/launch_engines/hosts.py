@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional
 
+from .. import bounds
 from ..errors import LaunchError
 
 _FORM = "wanted h1:2,h2:2 (host:processes; without a number one process; an IPv6 address stands in brackets)"
@@ -31,12 +32,23 @@ def parse(text: str) -> list[Host]:
     """
     found = []
     for word in text.split(","):
-        match = re.fullmatch(r"\s*(?:\[([0-9A-Fa-f:.]+)\]|([\w.-]+))(?::(\d+))?\s*", word)
-        if match is None or match.group(3) == "0":
-            raise LaunchError(f"hosts: cannot read {word!r} in {text!r}; {_FORM}")
-        found.append(Host(match.group(1) or match.group(2), int(match.group(3) or 1)))
+        match = re.fullmatch(r"\s*(?:\[([0-9A-Fa-f:.]+)\]|(\w[\w.-]*))(?::(\d+))?\s*", word)
+        name = "" if match is None else match.group(1) or match.group(2)
+        if match is None or not _is_name(name) or not (match.group(3) or "1").strip("0"):
+            raise LaunchError(f"hosts: cannot read {bounds.shown(word)} in {bounds.shown(text)}; {_FORM}")
+        slots = bounds.whole(f"hosts: the processes of {name}", match.group(3) or 1, 1, bounds.PROCESSES, LaunchError)
+        found.append(Host(name, slots))
     _refuse_repeated(found, repr(text))
     return found
+
+
+def _is_name(text: str) -> bool:
+    """Whether a host can be looked up by that name: no label between its dots is empty or too long."""
+    try:
+        text.encode("idna")
+    except UnicodeError:
+        return False
+    return True
 
 
 def read_file(path: str) -> list[Host]:
@@ -111,12 +123,11 @@ def own_address(hosts: Sequence[Host]) -> str:
 def check_num_workers(num_workers: Optional[int], hosts: Sequence[Host]) -> int:
     """How many workers there are: what was said, or else all that the hosts take."""
     slots = sum(host.slots for host in hosts)
+    if num_workers is None and not hosts:
+        raise LaunchError("-n is missing: say how many processes to start, as in -n 2")
     if num_workers is None:
-        if not hosts:
-            raise LaunchError("-n is missing: say how many processes to start, as in -n 2")
-        return slots
-    if num_workers < 1:
-        raise LaunchError(f"-n is {num_workers}, wanted a whole number above 0")
+        return bounds.whole("hosts: the number of all processes", slots, 1, bounds.PROCESSES, LaunchError)
+    bounds.whole("-n", num_workers, 1, bounds.PROCESSES, LaunchError)
     if hosts and num_workers > slots:
         raise LaunchError(f"-n is {num_workers}, but the hosts take {slots}: {hosts}. Name more, as in h1:4")
     return num_workers

@@ -14,7 +14,7 @@ from ..allreduce import gradients
 from ..mxnet.compat import mx
 from ..mxnet.compat.replacing import stands_for
 from .for_cpu import for_cpu, is_faster_on
-from .frozen_weights import watched
+from .frozen_weights import DenseLayer, dense_layers, with_weight_gradients
 from .sync_batch_norm.graph import synchronised
 from .sync_batch_norm.participants import SynchronisedExecutor
 
@@ -117,22 +117,22 @@ def executor(sym: mx.sym.Symbol, flags: _Flags = ()) -> mx.nd.CachedOp:
 
 
 def _synchronised(symbol: mx.sym.Symbol, flags: _Flags, block: mx.gluon.Block | None) -> mx.nd.CachedOp:
-    running, groups = synchronised(symbol, block)
-    if not groups:
+    symbol, groups = synchronised(symbol, block)
+    if groups:
+        # With `static_shape` MXNet does not tell its engine that the operator changes the running statistics, so what
+        # else touches them at that time, such as the trainer's first step, which copies all parameters, may undo an
+        # update.
+        flags = [(name, value) for name, value in flags if name != "static_shape"]
+    parameters = []
+    if block is not None and dict(flags).get("static_shape"):
+        parameters = [one for is_input, one in block._cached_op_args if not is_input]
+    layers = dense_layers(symbol, block)
 
-        def make() -> mx.nd.CachedOp:
-            return watched(_Plain(running, flags), running, block, lambda graph: _CachedOp(graph, flags))
+    def make(numbers: Sequence[int]) -> mx.nd.CachedOp:
+        graph = with_weight_gradients(symbol, numbers) if numbers else symbol
+        return SynchronisedExecutor(graph, flags, groups) if groups else _CachedOp(graph, flags)
 
-        return _StaticShape(make, block) if block is not None and dict(flags).get("static_shape") else make()
-    # With `static_shape` MXNet does not tell its engine that the operator changes the running statistics, so whatever
-    # else touches them at that time, such as the trainer's first step, which copies all parameters, may undo an update.
-    flags = [(name, value) for name, value in flags if name != "static_shape"]
-    made = SynchronisedExecutor(running, flags, groups)
-    return watched(made, running, block, lambda graph: _CachedOp(graph, flags))
-
-
-class _Plain(_CachedOp):
-    """MXNet's executor, which may have attributes."""
+    return _Following(make, layers, parameters) if layers or parameters else make([])
 
 
 class _AnyExecutor(type):
@@ -166,43 +166,55 @@ class _Others(_CachedOp):
         """Leave the handle to the executor whose it is."""
 
 
-class _StaticShape(_Others):
-    """MXNet's executor with ``static_shape``, made anew where a parameter has other gradients than before.
+class _Following(_Others):
+    """Executors of one graph, of which a call takes the one for the gradients that its parameters have now.
 
-    It keeps pointers to the gradients of the last pass on each device. Those of a parameter that was frozen, and
-    trained again without a pass on that device meanwhile, may be where the old ones were, so that MXNet takes them for
-    the same.
+    MXNet's executor with ``static_shape`` keeps pointers to the gradients of the last pass on each device. Those of a
+    parameter that was frozen, and trained again without a pass on that device meanwhile, may be where the old ones
+    were, so that MXNet takes them for the same. So it is made anew where a parameter has got other gradients.
+
+    Args:
+        make: makes the executor in which the dense layers of these numbers, those with a frozen weight and a trained
+            bias, compute the gradient of their weight; see :mod:`.frozen_weights`.
+        layers: all dense layers of which that may be asked.
+        parameters: those whose new gradients need a new executor.
     """
 
-    def __init__(self, make: Callable[[], mx.nd.CachedOp], block: mx.gluon.Block) -> None:
-        self._make, self._running = make, make()
+    def __init__(
+        self, make: Callable[[Sequence[int]], mx.nd.CachedOp], layers: Sequence[DenseLayer],
+        parameters: Sequence[mx.gluon.Parameter],
+    ) -> None:  # fmt: skip
+        self._make, self._layers, self._parameters = make, layers, parameters
+        self._made: dict[tuple[int, ...], mx.nd.CachedOp] = {}  # by the numbers of layers
+        self._numbers: list[int] = []  # of the gradients of `_parameters`
         self._hooks: list[tuple] = []
-        self._parameters = [one for is_input, one in block._cached_op_args if not is_input]
-        self._num_made, self._numbers = gradients.num_made, self._find()
+        self._choose()
         super().__init__(self._running)
 
-    def _find(self) -> list[int]:
-        return [gradients.numbers.get(parameter, 0) for parameter in self._parameters]
-
     def __call__(self, *args: mx.nd.NDArray, **kwargs: Any) -> Any:
-        if self._num_made != gradients.num_made:
-            self._look()
+        if self._num_changes != gradients.num_changes:  # of whatever parameter
+            self._choose()
         return self._running(*args, **kwargs)
 
-    def _look(self) -> None:
-        """Gradients were made, of whatever parameter."""
+    def _choose(self) -> None:
         with _lock:
-            num_made, found = gradients.num_made, self._find()
-            if found != self._numbers:
-                self._running = self._make()
-                self._stand_for(self._running)
+            num_changes = gradients.num_changes
+            numbers = [gradients.numbers.get(parameter, 0) for parameter in self._parameters]
+            if numbers != self._numbers:
+                self._made.clear()
+            layers = tuple(layer.number for layer in self._layers if layer.is_wrong())
+            if layers not in self._made:
+                self._made[layers] = self._make(layers)
                 for hook in self._hooks:
-                    self._running._register_op_hook(*hook)
-            self._num_made, self._numbers = num_made, found
+                    self._made[layers]._register_op_hook(*hook)
+            self._running, self._numbers = self._made[layers], numbers
+            self._stand_for(self._running)
+            self._num_changes = num_changes  # last: other threads do not wait from here on
 
-    def _register_op_hook(self, *args: Any) -> None:
-        self._hooks.append(args)
-        self._running._register_op_hook(*args)
+    def _register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
+        self._hooks.append((callback, monitor_all))
+        for executor in self._made.values():
+            executor._register_op_hook(callback, monitor_all)
 
 
 class _Faster(_Others):

@@ -7,9 +7,7 @@ bias's has the same bits as in training without frozen parameters; calls on arra
 
 from __future__ import annotations
 
-import functools
 import inspect
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -19,8 +17,6 @@ from ..mxnet.compat import mx
 from .rewrite_graph import Node, graph_of, new_node, replace_nodes
 
 _OPERATOR = "FullyConnected"
-_watching: weakref.WeakKeyDictionary[mx.gluon.Parameter, weakref.WeakSet] = weakref.WeakKeyDictionary()
-_grad_req_in_mxnet = mx.gluon.Parameter.grad_req
 _Parameters = Sequence[mx.gluon.Parameter]
 
 
@@ -73,90 +69,22 @@ def with_weight_gradients(symbol: mx.sym.Symbol, layers: Sequence[int]) -> mx.sy
     def replacement(number: int, node: Node) -> list[Node]:
         if number not in chosen:
             return [node]
-        # A cast to the dtype that they have. Its backward pass takes the gradients of all three at once.
-        cast = new_node("amp_multicast", f"{node['name']}_inputs", num_outputs="3") | {"inputs": node["inputs"]}
-        return [cast, {**node, "inputs": [[-1, output, 0] for output in range(3)]}]
+        # A cast to the dtype that they have. Its backward pass takes the gradients of all three at once. It loses what
+        # it is to add to another gradient, so copies of data and bias take it: that of the weight is not wanted.
+        data, weight, bias = node["inputs"]
+        copies = [
+            new_node("_copy", f"{node['name']}_{name}") | {"inputs": [source]}
+            for name, source in (("bias", bias), ("data", data))
+        ]
+        cast = new_node("amp_multicast", f"{node['name']}_inputs", num_outputs="3")
+        cast["inputs"] = [[-1, 0, 0], weight, [-2, 0, 0]]
+        return [*copies, cast, {**node, "inputs": [[-1, output, 0] for output in range(3)]}]
 
     return replace_nodes(symbol, replacement)
 
 
 def _has_bias(node: Node) -> bool:
     return node["op"] == _OPERATOR and len(node["inputs"]) == 3
-
-
-def watched(
-    executor: Any, symbol: mx.sym.Symbol, block: mx.gluon.Block | None, make: Callable[[mx.sym.Symbol], Any]
-) -> Any:
-    """`executor`, of a graph, which from now on is that of the right graph whichever parameters are frozen.
-
-    A change of a ``grad_req`` alone makes its next call look, so a steady step does nothing for it.
-
-    Args:
-        executor: an object of a subclass of MXNet's class without ``__slots__``.
-        symbol, block: its graph and the block whose parameters are in it.
-        make: makes the executor of a graph with the same inputs.
-    """
-    layers = dense_layers(symbol, block)
-    if layers:
-        executor.choice = _Choice(symbol, layers, make)
-        for parameter in {id(one): one for layer in layers for one in (*layer.weights, *layer.biases)}.values():
-            _watching.setdefault(parameter, weakref.WeakSet()).add(executor)
-        _look_at_next_call(executor)
-    return executor
-
-
-class _Choice:
-    """Executors of one graph, for each set of layers whose weight is frozen and whose bias is not."""
-
-    def __init__(self, symbol: mx.sym.Symbol, layers: Sequence[DenseLayer], make: Callable[..., Any]) -> None:
-        self._symbol, self._layers, self._make = symbol, layers, make
-        self._current: tuple[int, ...] = ()
-        self._others: dict[tuple[int, ...], Any] = {}
-
-    def apply_to(self, executor: Any) -> None:
-        """Give `executor` MXNet's handle of the right one, which gets its handle: each is freed once."""
-        numbers = tuple(layer.number for layer in self._layers if layer.is_wrong())
-        if numbers != self._current:
-            other = self._others.pop(numbers, None)
-            if other is None:
-                other = self._make(with_weight_gradients(self._symbol, numbers))
-            executor.handle, other.handle = other.handle, executor.handle
-            self._others[self._current], self._current = other, numbers
-
-
-class _Looking:
-    """Mixin of an executor's class until its next call, which looks which parameters are frozen."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self._look()
-        return self(*args, **kwargs)
-
-    def _register_op_hook(self, *args: Any, **kwargs: Any) -> None:
-        self._look()
-        self._register_op_hook(*args, **kwargs)
-
-    def _look(self) -> None:
-        self.__class__ = type(self).__bases__[1]
-        self.choice.apply_to(self)  # type: ignore[attr-defined]
-
-
-@functools.cache
-def _looking(kind: type) -> type:
-    return type(kind.__name__, (_Looking, kind), {})
-
-
-def _look_at_next_call(executor: Any) -> None:
-    if not isinstance(executor, _Looking):
-        executor.__class__ = _looking(type(executor))  # type: ignore[arg-type]
-
-
-def _set_grad_req(parameter: mx.gluon.Parameter, request: str) -> None:
-    _grad_req_in_mxnet.fset(parameter, request)
-    for executor in _watching.get(parameter, ()):
-        _look_at_next_call(executor)
-
-
-grad_req = property(_grad_req_in_mxnet.fget, _set_grad_req, doc=_grad_req_in_mxnet.__doc__)
 
 
 def fully_connected(

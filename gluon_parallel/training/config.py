@@ -18,6 +18,8 @@ from typing import Annotated, Any, Callable, NamedTuple, Optional, TypeVar, Unio
 
 import yaml
 
+from .. import bounds
+from ..bounds import shown
 from ..errors import ConfigError
 
 PositiveInt = Annotated[int, "above 0"]
@@ -26,17 +28,26 @@ PositiveFloat = Annotated[float, "above 0"]
 NonNegativeFloat = Annotated[float, "0 or more"]
 YamlFile = Annotated[str, "YAML"]
 
+_LONGEST = 1 << 20  # characters of a YAML file
+_LARGEST = 10_000  # values in a YAML file, those of an alias counted wherever it stands
+
+
+def _is_text(value: str) -> bool:
+    """Whether it may be the name of a file; ValueError: it is none that the system can write."""
+    return b"\0" not in os.fsencode(value)
+
+
 # Types of keys: the plain type, what is wanted in words, and whether a value of the plain type is allowed.
 _KINDS: dict[Any, tuple[type, str, Callable[[Any], bool]]] = {
-    PositiveInt: (int, "a whole number above 0", lambda value: value > 0),
-    NonNegativeInt: (int, "a whole number, 0 or more", lambda value: value >= 0),
+    PositiveInt: (int, "a whole number above 0", lambda value: 0 < value <= bounds.MOST),
+    NonNegativeInt: (int, "a whole number, 0 or more", lambda value: 0 <= value <= bounds.MOST),
     PositiveFloat: (float, "a number above 0", lambda value: 0 < value < math.inf),
     NonNegativeFloat: (float, "a number, 0 or more", lambda value: 0 <= value < math.inf),
-    int: (int, "a whole number", lambda value: True),
+    int: (int, "a whole number", lambda value: abs(value) <= bounds.MOST),
     float: (float, "a number", math.isfinite),
     bool: (bool, "true or false", lambda value: True),
-    str: (str, "a text", lambda value: True),
-    YamlFile: (str, "the name of a YAML file", lambda value: True),
+    str: (str, "a text", _is_text),
+    YamlFile: (str, "the name of a YAML file", _is_text),
 }
 
 
@@ -96,6 +107,9 @@ def _did_you_mean(key: str, keys: Sequence[str], prefix: str = "") -> str:
     return (f"Did you mean {prefix}{close[0]}? " if close else "") + f"The right ones are: {listed}"
 
 
+_WANTED = "Wanted lines like `epochs: 10`"
+
+
 class _Key(NamedTuple):
     """What a key may be set to; `metadata` is that of :func:`option`."""
 
@@ -111,8 +125,11 @@ class _Key(NamedTuple):
         if value is None and self.nullable:
             return None
         with contextlib.suppress(ValueError, OverflowError):
-            number = self.plain in (int, float) and type(value) in (int, float, str)  # YAML reads 1e-3 as a text
-            found = self.plain(value) if number else value
+            found = value
+            if self.plain is int and type(value) is str:
+                found = bounds.whole("it", value, -bounds.MOST)
+            elif self.plain in (int, float) and type(value) in (int, float, str):  # YAML reads 1e-3 as a text
+                found = self.plain(value)
             if type(found) is self.plain and (type(value) is str or found == value) and self.allows(found):
                 return found
         raise ConfigError(f"{said}, wanted {self.words}")
@@ -151,33 +168,71 @@ def _parser(keys: Mapping[str, _Key], description: Optional[str], values: Mappin
     return parser
 
 
-class _OnceEach(yaml.SafeLoader):
-    """YAML in which a key that stands twice is an error: of two values PyYAML would silently take the last."""
+class _Loader(yaml.SafeLoader):
+    """YAML of a limited size with simple keys, each of which stands once; all that is wrong is a YAMLError.
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.MarkedYAMLError(problem=f"the key {key!r} stands twice", problem_mark=key_node.start_mark)
-            seen.add(key)
-        return super().construct_mapping(node, deep)
+    PyYAML silently takes the last of two values with one key, expands aliases within aliases to any size, and raises
+    Python's errors where a value is not of the type that its tag names.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._sizes: dict[int, int] = {}  # id of a complete node -> how many values are in it
+
+    def compose_sequence_node(self, anchor: Any) -> Any:
+        node = super().compose_sequence_node(anchor)
+        self._measure(node, node.value)
+        return node
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node, seen = super().compose_mapping_node(anchor), set[tuple[str, str]]()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise _wrong("a key is a list or a mapping", key)
+            if (key.tag, key.value) in seen:
+                raise _wrong(f"the key {shown(key.value)} stands twice", key)
+            seen.add((key.tag, key.value))
+        self._measure(node, [value for _, value in node.value])
+        return node
+
+    def _measure(self, node: Any, values: Sequence[Any]) -> None:
+        if any(not isinstance(value, yaml.ScalarNode) and id(value) not in self._sizes for value in values):
+            raise _wrong("it contains itself", node)
+        self._sizes[id(node)] = size = 1 + sum(self._sizes.get(id(value), 1) for value in values)
+        if size > _LARGEST:
+            raise _wrong(f"it has more than {_LARGEST} values", node)
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, ArithmeticError, LookupError, AttributeError, TypeError) as error:
+            kind = node.tag.rpartition(":")[2]
+            raise _wrong(f"{shown(node.value)} is no value of type {shown(kind)}", node) from error
+
+
+def _wrong(problem: str, node: Any) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
 
 
 def _read_yaml(path: Path, named_by: str) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
+        with open(path, encoding="utf-8") as file:
+            text = file.read(_LONGEST + 1)
     except (OSError, UnicodeDecodeError) as error:
         there = sorted(str(other) for other in path.parent.glob("[!.]*.yaml")) if path.parent.is_dir() else []
         beside = f" In that folder there are: {', '.join(there)}" if there else ""
         raise ConfigError(f"{named_by} names the config {path}, which cannot be read: {error}.{beside}") from error
+    if len(text) > _LONGEST:
+        raise ConfigError(f"{path} is no config: it has more than {_LONGEST} characters")
     try:
-        values = yaml.load(text, _OnceEach)
+        values = yaml.load(text, _Loader)
+    except RecursionError as error:
+        raise ConfigError(f"{path}: lists and mappings are nested too deeply. {_WANTED}") from error
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f", line {where.line + 1}" if where is not None else ""
-        problem = getattr(error, "problem", None) or "cannot be read"
-        raise ConfigError(f"{path}{line}: this is not YAML: {problem}. Wanted lines like `epochs: 10`") from error
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "cannot be read"
+        raise ConfigError(f"{path}{line}: this is not YAML: {problem}. {_WANTED}") from error
     if values is None:
         return {}
     if not isinstance(values, dict):
@@ -191,17 +246,18 @@ def read(path: Union[str, os.PathLike], schema: type, above: Sequence[Path] = ()
     `above` are files that build on it. Raises ConfigError, which names the file and the key.
     """
     path, named_by = Path(path), f"{above[-1]}: base:" if above else "--config"
+    values = _read_yaml(path, named_by)
     if path.resolve() in [file.resolve() for file in above]:
         names = " -> ".join(map(str, [*above, path]))
         raise ConfigError(f"{above[-1]}: base: names a file that builds on this one: {names}. Remove one `base:`")
     # A file that named its own path, or to continue a run, would only contradict the command line.
     keys = {name: key for name, key in _keys(schema).items() if name not in ("config", "resume")}
     keys = {"base": _Key(*_KINDS[YamlFile], nullable=True), **keys}
-    values = _read_yaml(path, named_by)
     for name, value in values.items():
         if name not in keys:
-            raise ConfigError(f"{path}: there is no key {name!r}. {_did_you_mean(str(name), list(keys))}")
-        values[name] = keys[name].convert(value, f"{path}: {name} is {value!r} ({type(value).__name__})")
+            hint = _did_you_mean(shown(name).strip("'"), list(keys))
+            raise ConfigError(f"{path}: there is no key {shown(name)}. {hint}")
+        values[name] = keys[name].convert(value, f"{path}: {name} is {shown(value)} ({type(value).__name__})")
     base = values.pop("base", None)
     return values if base is None else {**read(path.parent / base, schema, [*above, path]), **values}
 
@@ -225,7 +281,7 @@ def _parse_flags(keys: Mapping[str, _Key], argv: Sequence[str]) -> dict[str, Any
         raise ConfigError(f"there is no flag {flag}. {_did_you_mean(flag.lstrip('-'), list(keys), prefix='--')}")
     for name, value in values.items():
         null = keys[name].nullable and value in ("null", "~")
-        values[name] = keys[name].convert(None if null else value, f"--{name} is {value!r}")
+        values[name] = keys[name].convert(None if null else value, f"--{name} is {shown(value)}")
     return values
 
 

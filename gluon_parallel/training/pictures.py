@@ -95,11 +95,13 @@ def sheet(rows: Sequence[Sequence[Panel]], path: os.PathLike[str] | str, class_n
 
     Raises:
         ValueError: there are no rows.
+        OutputUnavailable: the file cannot be written.
     """
     if not rows:
         raise ValueError(f"pictures: no rows for {path}; pass one list of panels per image")
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with archive.writable(str(path)):
+        path.parent.mkdir(parents=True, exist_ok=True)
     write(lambda: draw(rows, class_names, title, titles, across), path, dpi=100)
     return path
 

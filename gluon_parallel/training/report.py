@@ -57,15 +57,16 @@ def line(row: dict[str, float]) -> str:
 
 
 def read_metrics(path: Path, until_epoch: int) -> list[dict[str, float]]:
-    """The rows of a ``metrics.jsonl`` up to an epoch; a last line that a crash cut off does not count."""
+    """The rows of a ``metrics.jsonl`` up to an epoch, and up to a line that a crash cut off or damaged."""
     rows = []
     if path.exists():
-        for text in path.read_text(encoding="utf-8").splitlines():
+        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 row = json.loads(text)
-            except json.JSONDecodeError:
+                is_within = row["epoch"] <= until_epoch
+            except (ValueError, TypeError, KeyError, RecursionError):
                 break
-            if row["epoch"] <= until_epoch:
+            if is_within:
                 rows.append(row)
     return rows
 

@@ -7,12 +7,15 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+import time
+import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Callable, Optional, Union
 
 from .. import archive
-from ..errors import CheckpointError, ConfigError, NotFinite, OutputUnavailable
+from ..archive import writable
+from ..errors import CheckpointError, ConfigError, NotFinite
 from ..kvstore.environment import taken_by
 from . import pictures, report
 
@@ -58,7 +61,8 @@ class Run:
         self.rows: list[dict[str, float]] = []
         self.advice = "Start the script again to continue" if config is None else "Continue with --resume"
         self._num_shown, self._titled = 0, set[str]()  # rows and columns that the terminal has seen
-        self._writer, self._has_begun = None, False
+        self._writer: Optional[_Events] = None
+        self._has_begun = False
 
     def __bool__(self) -> bool:
         """Whether there is a folder."""
@@ -84,7 +88,7 @@ class Run:
         self._has_begun = True
         if self._is_numbered:
             self._folder = number(self.folder)
-        with writable(self.folder, "--output FOLDER" if self._config is not None else "gp.Run(folder)"):
+        with self._writable():
             self.folder.mkdir(parents=True, exist_ok=True)
             if (config := self._config) is not None:
                 archive.replace(self.folder / "config.yaml", lambda file: file.write(config.encode()))
@@ -93,17 +97,14 @@ class Run:
             until_epoch = max(epochs, default=0)
             self.rows = report.read_metrics(self.folder / "metrics.jsonl", until_epoch)
             self._write_metrics()
-        if self._tensorboard:
-            try:
-                from tensorboardX import SummaryWriter
-            except ImportError as error:
-                raise ConfigError(
-                    "tensorboard: true needs tensorboardX, which is not here: pip install 'tensorboardX>=2.6,<2.7'; "
-                    "metrics.jsonl has the same numbers"
-                ) from error
-            self._writer = SummaryWriter(str(self.folder / "tensorboard"), purge_step=until_epoch + 1)
-        if (path := note()) is not None:
-            path.write_text(str(self.folder.resolve()), encoding="utf-8")
+            if self._tensorboard:
+                self._writer = _Events(self.folder / "tensorboard", until_epoch + 1)
+            if (path := note()) is not None:
+                path.write_text(str(self.folder.resolve()), encoding="utf-8")
+
+    def _writable(self) -> contextlib.AbstractContextManager[None]:
+        other = "--output FOLDER" if self._config is not None else "gp.Run(folder)"
+        return writable(f"the output folder {self.folder}", f"Free space there, or choose another: {other}")
 
     def share(self, folder: str) -> None:
         """Know the folder that the writing process has made, to write there should that process be lost."""
@@ -117,6 +118,7 @@ class Run:
         """Add one epoch's numbers to the table on the terminal, ``metrics.jsonl`` and TensorBoard's files.
 
         ``log(epoch=1, loss=0.3, test_accuracy=0.97)``; losses, and metrics that are always from 0 to 1, are also drawn.
+        OutputUnavailable: a file cannot be written; metrics.jsonl is as before.
         """
         self.begin(self.writes)
         if not self.writes:
@@ -125,10 +127,8 @@ class Run:
         if self:
             self._write_metrics()
         if self._writer is not None:
-            for key, value in row.items():
-                if key != "epoch":
-                    self._writer.add_scalar(key, value, int(row["epoch"]))
-            self._writer.flush()
+            with self._writable():
+                self._writer.write(row)
         self._show()
 
     def _show(self) -> None:
@@ -160,12 +160,12 @@ class Run:
         except NotFinite as error:
             raise NotFinite(f"after epoch {epoch + (step > 0)}: {error}. {self.last()}") from error
         if self.writes:
-            if is_best:
-                with writable(self.folder), open(path, "rb") as source:
-                    archive.replace(self.folder / BEST, lambda file: shutil.copyfileobj(source, file))
-            for old in self.checkpoints()[: -self.keep_newest]:
-                with contextlib.suppress(FileNotFoundError):  # someone tidied up by hand
-                    os.unlink(old)
+            with self._writable():
+                if is_best:
+                    with open(path, "rb") as source:
+                        archive.replace(self.folder / BEST, lambda file: shutil.copyfileobj(source, file))
+                for old in self.checkpoints()[: -self.keep_newest]:
+                    old.unlink(missing_ok=True)  # someone may have tidied up by hand
         return path
 
     def last(self) -> str:
@@ -174,13 +174,17 @@ class Run:
         return f"The last good checkpoint is {there[-1]}" if there else "No checkpoint has been saved yet"
 
     def finish(self) -> Path:
-        """Draw the curves of all epochs so far, and close TensorBoard's files; returns the picture's path."""
+        """Draw the curves of all epochs so far, and close TensorBoard's files; returns the picture's path.
+
+        OutputUnavailable: the picture cannot be written.
+        """
         self.begin(self.writes)
         path = self.folder / "curves.png"
         if self.writes:
             self._show()
             if self._writer is not None:
-                self._writer.close()
+                with self._writable():
+                    self._writer.close()
             pictures.write(lambda: report.curves(self.rows, str(self.folder)), path, dpi=144)
         return path
 
@@ -206,7 +210,7 @@ def find(parent: Path, resume: str) -> Path:
 
 def number(parent: Path, other: str = "--output FOLDER") -> Path:
     """Make a folder with the number after the last one's in `parent`; an error says how to name another."""
-    with writable(parent, other):
+    with writable(f"the output folder {parent}", f"Choose another: {other}"):
         parent.mkdir(parents=True, exist_ok=True)
         following = int(_numbered(parent)[-1].name) + 1 if _numbered(parent) else 1
         while True:
@@ -218,15 +222,44 @@ def number(parent: Path, other: str = "--output FOLDER") -> Path:
                 following += 1
 
 
-@contextlib.contextmanager
-def writable(folder: Path, other: str = "--output FOLDER") -> Iterator[None]:
-    """Within this block, what the system refuses is raised as OutputUnavailable, which says how to name another one."""
-    try:
-        yield
-    except OSError as error:
-        raise OutputUnavailable(
-            f"the output folder {folder} cannot be written to: {error.strerror or error}. Choose another: {other}"
-        ) from error
+class _Events:
+    """A TensorBoard event file in a folder, in which `begin` is the first epoch that counts of earlier files.
+
+    tensorboardX's SummaryWriter writes in a thread, which a full disk ends, so that a later call waits for ever.
+    """
+
+    def __init__(self, folder: Path, begin: int) -> None:
+        try:
+            from tensorboardX import event_file_writer, summary
+            from tensorboardX.proto.event_pb2 import Event, SessionLog
+        except ImportError as error:
+            raise ConfigError(
+                "tensorboard: true needs tensorboardX, which is not here: pip install 'tensorboardX>=2.6,<2.7'; "
+                "metrics.jsonl has the same numbers"
+            ) from error
+        folder.mkdir(parents=True, exist_ok=True)
+        self._event, self._scalar = Event, summary.scalar
+        self._file = event_file_writer.EventsWriter(str(folder / "events"))
+        weakref.finalize(self, _close, self._file)  # of a run that ends without `finish`
+        start = SessionLog(status=SessionLog.START)
+        self._file.write_event(Event(wall_time=time.time(), step=begin, session_log=start))
+        self._file.flush()
+
+    def write(self, row: Mapping[str, float]) -> None:
+        """Append one epoch's numbers."""
+        for key, value in row.items():
+            if key != "epoch":
+                summary = self._scalar(key, value)
+                self._file.write_event(self._event(wall_time=time.time(), step=int(row["epoch"]), summary=summary))
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _close(file: Any) -> None:
+    with contextlib.suppress(OSError, ValueError):  # what it could not write has been told; or it is closed
+        file.close()
 
 
 def note() -> Optional[Path]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
 
-from .. import kvstore
+from .. import bounds, kvstore
 from ..data_parallel import set_precision
 from ..devices import devices
 from ..errors import GluonParallelError, WorkerLost
@@ -14,6 +14,8 @@ from . import config as configs
 from . import stopping
 from .run import Run, find, note
 from .seeding import reseed
+
+_RESTART = "GLUON_PARALLEL_RESTART"  # how often a launch was started again
 
 
 def _parent(config: Any) -> Path:
@@ -27,7 +29,7 @@ def _parent(config: Any) -> Path:
 def _restarted() -> Optional[Path]:
     """The run's folder, if this launch was started again after a failure and had saved something by then."""
     path = note()
-    if path is None or int(os.environ.get("GLUON_PARALLEL_RESTART", "0")) == 0 or not path.exists():
+    if path is None or bounds.whole(_RESTART, os.environ.get(_RESTART, "0"), 0) == 0 or not path.exists():
         return None
     folder = Path(path.read_text(encoding="utf-8"))
     return folder if Run(folder).checkpoints() else None

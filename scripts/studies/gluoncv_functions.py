@@ -22,14 +22,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Union
 
-import gluoncv_layers
-import gluoncv_metrics
-import gluoncv_transforms
-import gluonnlp_calls
 import numpy as np
 
 import gluon_parallel as gp
 import mxnet as mx
+
+import gluoncv_layers
+import gluoncv_metrics
+import gluoncv_transforms
+import gluonnlp_calls
 
 GROUPS = (
     gluoncv_transforms.losses, gluoncv_transforms.presets, gluoncv_transforms.transforms, gluoncv_layers.layers,
@@ -49,7 +50,7 @@ def arrays(value: Any) -> Iterator[Array]:
         return
     array = np.asarray(value.asnumpy() if isinstance(value, mx.nd.NDArray) else value)
     if array.dtype.kind in "biuf":
-        flat = array.astype("float64").ravel()
+        flat = np.nan_to_num(array.astype("float64").ravel(), nan=-1.0)  # NaN would be equal to nothing
         rising = float(flat @ np.linspace(0.5, 1, flat.size))
         yield [*map(float, array.shape), float(np.abs(flat).sum()), rising]
 

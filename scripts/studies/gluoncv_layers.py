@@ -6,10 +6,11 @@ import functools
 from typing import Any
 
 import numpy as np
-from gluoncv_transforms import Case, boxes, module, net_of, uniform
 
 import mxnet as mx
 from mxnet import nd
+
+from gluoncv_transforms import Case, boxes, module, net_of, uniform
 
 
 def output(block, *data):

@@ -6,10 +6,11 @@ import os
 import tempfile
 
 import numpy as np
-from gluoncv_transforms import Case, boxes, ids, image, module, uniform
 
 import mxnet as mx
 from mxnet import nd
+
+from gluoncv_transforms import Case, boxes, ids, image, module, uniform
 
 
 def metrics() -> dict[str, Case]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib.util
 
 import numpy as np
-from gluoncv_layers import output
-from gluoncv_transforms import Case, gradient, uniform
 
 import mxnet as mx
 from mxnet import gluon, nd
+
+from gluoncv_layers import output
+from gluoncv_transforms import Case, gradient, uniform
 
 
 def gluonnlp() -> dict[str, Case]:

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ...archive import writable
 from ...cores import num_logical
 from ...datasets.loader import Loader
-from ...errors import OutputUnavailable
 from ...kvstore.contract import is_distributed
 from ...kvstore.environment import launched_rank
 from ...mxnet.compat import mx
@@ -58,10 +58,8 @@ class Session:
     def __enter__(self):
         if _running:
             raise RuntimeError("a profile is under way already; leave its block, or run the script without the command")
-        try:
+        with writable(f"profile: the folder {self._folder}"):
             self._folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputUnavailable(f"profile: the folder {self._folder} cannot be made: {error.strerror}") from error
         self._entered = time.time_ns()
         self._stack.enter_context(observers.watched_steps(self._step_ended))
         # From the beginning: a loop asks its loader for an iterator once.
@@ -164,8 +162,9 @@ class Session:
         if html.exists() and html.stat().st_mtime_ns > self._entered:  # another process's, started beside this one
             html = html.with_stem(f"{name}-{os.getpid()}")
         trace = html.with_suffix(".json")
-        html.write_text(page(self.analysis, self.findings), "utf-8")
-        write_trace(trace, self.analysis)
+        with writable(f"profile: the folder {self._folder}"):
+            html.write_text(page(self.analysis, self.findings), "utf-8")
+            write_trace(trace, self.analysis)
         print(f"{self}\n\npage: {html}\ntrace, for https://ui.perfetto.dev: {trace}", flush=True)
 
 
@@ -190,7 +189,7 @@ def profile(folder="profile", steps=20, skip=5):
 
     Raises:
         ValueError: `steps` or `skip` is no whole number of at least 1.
-        OutputUnavailable: the folder cannot be made.
+        OutputUnavailable: the folder cannot be made or written to.
         DeviceUnavailable: MXNet's profiler has no place for a device.
 
     Example:

@@ -18,7 +18,7 @@ import numpy as np
 
 from ...errors import MXNetUnavailable
 from ..cuda import mxnet_folder, prepare
-from . import deferred, gluon_packages, numpy_protocol, operator_code, roi_align, scalars
+from . import after_import, deferred, gluon_packages, numpy_protocol, onnx_export, operator_code, roi_align, scalars
 
 MXNET_VERSION = "1.9.1"
 
@@ -181,7 +181,7 @@ def import_mxnet():
     scalars.accept()
     numpy_protocol.convert()
     roi_align.install(mxnet)
-    gluon_packages.install()
+    after_import.change_imports({**gluon_packages.changes(), **onnx_export.CHANGES})
     return mxnet
 
 

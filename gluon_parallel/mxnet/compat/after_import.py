@@ -1,5 +1,7 @@
 """A finder for Python's import, which changes modules before and after their code has run."""
 
+import sys
+from collections.abc import Mapping
 from importlib.machinery import PathFinder
 from types import ModuleType
 from typing import Any, Callable, NamedTuple, Optional
@@ -12,11 +14,28 @@ class Change(NamedTuple):
     after: Optional[Callable[[ModuleType], None]]
 
 
-class Changing:
-    """Finds the modules that are to be changed, where Python would; the caller puts it into ``sys.meta_path``."""
+def change_imports(changes: Mapping[str, Change]) -> None:
+    """Make these changes when modules are imported, or now, if a module is there already.
 
-    def __init__(self, change_of: Callable[[str], Optional[Change]]) -> None:
-        self._change_of = change_of
+    Args:
+        changes: by the module's name; ``package.*`` is a package with all of its modules.
+    """
+    if any(isinstance(finder, Changing) for finder in sys.meta_path):
+        return
+    sys.meta_path.insert(0, Changing(changes))
+    for name, change in changes.items():
+        if name in sys.modules and change.after is not None:
+            change.after(sys.modules[name])
+
+
+class Changing:
+    """Finds the modules that are to be changed, where Python would, once it is in ``sys.meta_path``."""
+
+    def __init__(self, changes: Mapping[str, Change]) -> None:
+        self._changes = changes
+
+    def _change_of(self, name: str) -> Optional[Change]:
+        return self._changes.get(name) or self._changes.get(f"{name.partition('.')[0]}.*")
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         """Python's own answer, with a loader that makes the change; None for modules that are left alone."""

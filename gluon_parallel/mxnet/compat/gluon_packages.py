@@ -7,13 +7,12 @@ a NumPy, and numbers' types, that still do the first two; no other module does.
 
 import builtins
 import functools
-import sys
 import types
 import warnings
 
 import numpy as np
 
-from .after_import import Change, Changing
+from .after_import import Change
 
 _PACKAGES = ("gluoncv", "gluonnlp")
 
@@ -69,32 +68,26 @@ def _refuses(function, error):
     return False
 
 
-def install():
-    """Have modules of these packages, and SciPy's, get what this NumPy and SciPy lack; nothing is imported now."""
-    changes = {}
+def changes():
+    """What modules of these packages, and SciPy's, get that this NumPy and SciPy lack, by the modules' names."""
+    before = after = None
     if _refuses(lambda: int(np.ones(1)), TypeError):
         # Python's names for these modules alone: globals would be exported by `from module import *`.
         own = {**vars(builtins), "int": _standing_for(int), "float": _standing_for(float)}
-        changes["before"] = lambda module: setattr(module, "__builtins__", own)
+        before = functools.partial(_give_types, own)
     if _refuses(lambda: np.asarray([[1], [2, 3]]), ValueError):
         namespace = types.ModuleType("numpy")
         vars(namespace).update({**vars(np), "array": _taking_ragged(np.array), "asarray": _taking_ragged(np.asarray)})
-        changes["after"] = lambda module: _use(module, namespace)
-    of_package = Change(changes.get("before"), changes.get("after")) if changes else None
-    of_scipy = Change(None, _restore_interp2d)
-
-    def change_of(name):
-        if name.partition(".")[0] in _PACKAGES:
-            return of_package
-        return of_scipy if name == "scipy.interpolate" else None
-
-    if not any(isinstance(finder, Changing) for finder in sys.meta_path):
-        sys.meta_path.insert(0, Changing(change_of))
-        if "scipy.interpolate" in sys.modules:
-            _restore_interp2d(sys.modules["scipy.interpolate"])
+        after = functools.partial(_use, namespace)
+    of_packages = dict.fromkeys((f"{name}.*" for name in _PACKAGES), Change(before, after)) if before or after else {}
+    return {**of_packages, "scipy.interpolate": Change(None, _restore_interp2d)}
 
 
-def _use(module, namespace):
+def _give_types(own, module):
+    module.__builtins__ = own
+
+
+def _use(namespace, module):
     for name in [name for name, value in vars(module).items() if value is np]:
         setattr(module, name, namespace)
 
