@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..errors import BatchMismatch
-from ..kvstore.background_sum import BackgroundSum
 from ..kvstore.reserved_keys import LOSS_PARTS
+from ..kvstore.step_header import BackgroundSum
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_current, as_legacy
 from ..sample_loss import LossPerSample

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ..errors import NotFinite, PrecisionUnsupported
-from ..kvstore.background_sum import BackgroundSum
 from ..kvstore.reserved_keys import OVERFLOW
+from ..kvstore.step_header import BackgroundSum
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import BFLOAT16, as_legacy
 from ..mxnet.compat.replacing import stands_for

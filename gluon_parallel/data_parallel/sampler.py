@@ -12,8 +12,8 @@ import numpy as np
 from .. import split
 from ..errors import BatchMismatch
 from ..kvstore import as_store, separate_training
-from ..kvstore.background_sum import BackgroundSum
 from ..kvstore.reserved_keys import JOIN
+from ..kvstore.step_header import BackgroundSum
 from ..mxnet.compat import mx
 
 _Batch = TypeVar("_Batch")

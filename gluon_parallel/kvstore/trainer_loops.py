@@ -18,13 +18,11 @@ from ..allreduce import gradients as fresh
 from ..errors import GradientUnavailable, InexactUpdate, warn
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_legacy
-from .background_sum import BackgroundSum
 from .base import Store
 from .collective import committing
-from .contract import contract, is_distributed
-from .handshake import FEWER_PASSES, ONE_DIVISOR, ONE_RATE, differ, divided_by
-from .reserved_keys import REACHED_PARAMETERS
+from .contract import is_distributed
 from .servers import Servers
+from .step_header import header_of
 from .step_plan import StepPlan, count_once, one_by_one, plan_of, update_copies
 from .trainer_parameters import follow_parameters
 
@@ -56,78 +54,41 @@ class _Loop:
         self.sums_in_step = False  # whether the step that is under way has summed
         self.has_warned = False
         self._own: list[bool] = []  # in the last sum, whether each parameter was reached
-        self._divisor = 0.0  # 1 / what the last update divided by
+        self._divisor = 0.0  # what the last update divided by
         self._passes = 0  # backward passes before the last sum that had any
         self._has_changed = False  # whether a number in the last sum may be refused, so that it is read at once
-        self._total: Any = None  # the last sum, and its values once they are read
-        self._values: np.ndarray | None = None
-        self._sum: BackgroundSum | None = None
 
     def counts(self, trainer: Any, own: list[bool], updates: bool, num_passes: int = 0) -> Any:
         """How many processes have reached each of the trainer's parameters; waits only where this one has not all.
 
-        The same sum holds what each process divides by, and its learning rate, if it `updates` by these gradients at
-        once, and the number of backward passes, below 0 if it is smaller than before. Those of the sum before, which
-        has arrived, are compared.
+        The same header says what each process divides by, and its learning rate, if it `updates` by these gradients at
+        once, and the number of backward passes. Those of the header before, which has arrived, are compared.
         """
-        store, num = contract(trainer._kvstore), len(own)
-        if self._sum is None:
-            self._sum = BackgroundSum(trainer._kvstore, REACHED_PARAMETERS, num + 3 * store.num_workers)
-        if self._total is not None:  # it has arrived, or the next sum would wait for it, too
-            self._compare_numbers(trainer, self._read()[num:])
-        numbers = [0.0] * (3 * store.num_workers)
-        has_fewer = 0 < num_passes < self._passes
-        numbers[2 * store.num_workers + store.rank] = -num_passes if has_fewer else num_passes
-        self._passes, self._has_changed = num_passes or self._passes, has_fewer
+        header, fewer = header_of(trainer), 0 < num_passes < self._passes
+        header.own["reached"] = own
+        header.own["passes"][header.rank] = -num_passes if fewer else num_passes
+        self._own, self._passes, self._has_changed = own, num_passes or self._passes, fewer
         if updates:
-            numbers[store.rank] = trainer._optimizer.rescale_grad
-            numbers[store.num_workers + store.rank] = trainer._optimizer.learning_rate
-            self._has_changed |= numbers[store.rank] != self._divisor
-            self._divisor = numbers[store.rank]
-        self._own, self._total, self._values = own, self._sum.sum([*own, *numbers]), None
+            before, rescale = self._divisor, trainer._optimizer.rescale_grad
+            self._divisor = trainer._scale / rescale if rescale else 0.0
+            header.own["divisors"][header.rank] = self._divisor
+            header.own["rates"][header.rank] = trainer._optimizer.learning_rate
+            self._has_changed |= self._divisor != before
+        header.send()
         missing = any(not flag for flag, parameter in zip(own, trainer._params) if parameter.grad_req != "null")
-        return self._read()[:num] if missing else own
-
-    def _read(self) -> np.ndarray:
-        """The last sum; waits for it."""
-        if self._values is None:
-            assert self._sum is not None
-            self._values = self._sum.read(self._total, "no word of which parameters their losses reached")
-        return self._values
+        return header.read()["reached"] if missing else own
 
     def before_update(self, trainer: Any) -> None:
         """Refuse an update where another process divides by another number, or this one has missed a backward pass.
 
         It waits only where this process's number has changed; the other processes then notice at their next sum.
         """
-        if self._sum is None:
+        if not self._own:
             return
         if not self.in_step:  # but in trainer.update, which alone knows the number
             self.counts(trainer, self._own, updates=True)
         if self._has_changed:
-            self._compare_numbers(trainer, self._read()[len(self._own) :])
-
-    def _compare_numbers(self, trainer: Any, numbers: np.ndarray) -> None:
-        """Refuse different divisors, or learning rates; 0 stands for a process that is not about to update.
-
-        Also refuse where a process has made fewer backward passes than the others, and than before: it had no samples
-        in the last one, and its gradients are those of an earlier pass.
-        """
-        store = contract(trainer._kvstore)
-        divisors, rates, passes = numbers.reshape(3, -1)
-        if (passes < 0).any() and abs(passes[passes < 0]).min() < abs(passes).max():
-            self._total = None
-            said = {rank: f"make {abs(num):.0f} backward passes" for rank, num in zip(store.ranks, passes) if num}
-            raise differ(f"gluon.Trainer, before one step with {store.type!r}", said, FEWER_PASSES)
-        for remedy, values, say in (
-            (ONE_DIVISOR, divisors, lambda value: divided_by(trainer._scale / value)),
-            (ONE_RATE, rates, "train with the learning rate {:.6g}".format),
-        ):
-            known = values[values != 0]
-            if known.size and np.ptp(known) > 1e-6 * abs(known).max():  # MXNet's servers may keep float32
-                self._total, self._divisor = None, 0.0
-                said = {rank: say(value) for rank, value in zip(store.ranks, values) if value}
-                raise differ(f"gluon.Trainer, store {store.type!r}", said, remedy)
+            header_of(trainer).read()
 
 
 def _loop(trainer: Any) -> _Loop:

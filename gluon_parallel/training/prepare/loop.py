@@ -87,7 +87,7 @@ class Loop:
         # Those that go on without lost processes stop together only where each has a part of what is saved.
         self._only_main_stops = kvstore.survives(self.store) and (trainer is None or not is_divided(trainer))
         meets = self._meeting.num_workers > 1 and not self._only_main_stops
-        self._agreed_stop = stopping.AgreedStop(self._meeting) if self.run and meets else None
+        self._agreed_stop = stopping.AgreedStop(self._meeting, trainer) if self.run and meets else None
         self._share_net()
         self._make_survival()
         self._lock = threading.RLock()  # devices that do not wait for each other count from threads of their own
