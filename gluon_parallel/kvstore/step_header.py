@@ -2,179 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
-import math
-import threading
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from ..errors import WorkerLost
-from ..mxnet.compat import mx
-from ..mxnet.engine import Call, check, view
-from ..mxnet.engine.failures import remember
-from ..native import address, function, provide
-from ..native.records import C, address_of
-from . import flight_recorder
-from .contract import Plan, contract, is_distributed
-from .environment import default_timeout
+from .contract import contract
 from .handshake import FEWER_PASSES, ONE_DIVISOR, ONE_RATE, differ, divided_by
 from .reserved_keys import HEADER
+from .work import NumberSum
 
 NUM_SIGNALS = 3  # by which a training is asked to stop
 DIGEST_BITS = 32  # of the weights, and of the first inputs
-PATIENCE = 10  # limits; another process may evaluate or write between two steps
-_AT_ONCE = 0.1  # seconds between two looks for Ctrl-C
-_left: list[Any] = []  # kept alive for the engine, whose writes may still be pending
-
-
-class _Place:
-    """An array for one sum at a time, and what is needed to start the sum and to wait for it."""
-
-    def __init__(self, store: Any, key: int, size: int) -> None:
-        self._arrival = C.Arrival(arrived=1)  # first, for __del__
-        self.array = mx.nd.empty(size, ctx=mx.cpu(), dtype="float64")
-        self.values = view(self.array)
-        self._last = address_of(self.values[-1:])
-        self.plan: Plan = contract(store).plan([key], [[self.array]], priorities=[1 << 20])
-        self.where = address_of(self._arrival)
-        self._call = Call(address("gp_arrive"), self.where, [self.array], [], "arrives", always=True)
-        self.then: Callable[[], None] | None = None  # see `BackgroundSum.sum`
-
-    def start(self, then: Callable[[], None] | None) -> None:
-        """Start the sum of what is in the array."""
-        self.plan.push()
-        self.then = then
-        self._arrival.value = 0 if then is None else self._last
-        self._arrival.arrived = 0
-        self._call.push(1 << 20)
-
-    def arrives(self, limit: float) -> bool:
-        """Wait for the sum; returns whether it is there, or has failed, within so many seconds."""
-        end = time.monotonic() + limit
-        while not _await(self.where, math.ceil(min(_AT_ONCE, limit) * 1e9)):
-            if time.monotonic() >= end:
-                return False
-        return True
-
-    @property
-    def has_arrived(self) -> bool:
-        return bool(self._arrival.arrived)
-
-    def __del__(self) -> None:
-        if not self.has_arrived:
-            _left.append((self._arrival, self._call))
-
-
-_places: weakref.WeakValueDictionary[int, _Place] = weakref.WeakValueDictionary()  # by address, those with a `then`
-_telling = threading.Lock()  # so that who cancels a `then` knows whether it has been called
-_await = function("gp_await", 2)
-
-
-def _tell(address: int) -> int:
-    """Called by the C library: the last value of that place's sum is above 0."""
-    with _telling:
-        place = _places.get(address)
-        if place is not None and place.then is not None:
-            try:
-                place.then()
-            except Exception as error:  # it cannot cross C
-                remember(error)
-    return 0
-
-
-provide("arrived_above_zero", _tell, ctypes.c_int64)
-
-
-def _wait(place: _Place, missing: str, hint: str) -> None:
-    """Wait for a sum; WorkerLost says what did not come, and what every process must do."""
-    if place.arrives(_AT_ONCE):
-        return
-    limit = PATIENCE * default_timeout()
-    if not place.arrives(limit):
-        advice = flight_recorder.advice(f"Every process must {hint}; look for an error in another process")
-        raise flight_recorder.gave_up(f"{missing} came from the other processes within {limit:g} s", advice)
-
-
-class BackgroundSum:
-    """Sums over the processes of one store, under a key of its own. Every process must make it before the first sum.
-
-    Args:
-        store: the trainer's; None without one.
-        key: a whole number, as a trainer's keys are: a store takes numbers or names, not both.
-        size: how many values each sum has.
-    """
-
-    def __init__(self, store: Any, key: int, size: int) -> None:
-        self._store, self._key, self._size = store if is_distributed(store) else None, key, size
-        self._last: _Place | None = None
-        self._free: list[_Place] = []
-        self._pending: dict[int, _Place] = {}  # by the identity of their arrays
-        if self._store is not None:
-            zeros = mx.nd.zeros(size, ctx=mx.cpu(), dtype="float64")
-            store.broadcast(key, zeros, [zeros])
-
-    def sum(self, values: Any, then: Callable[[], None] | None = None) -> Any:
-        """Start a sum of arrays (`size`,) on any device, or of `size` numbers, ahead of all other exchanges.
-
-        Args:
-            then: called in a thread of the engine, before the sum can be read, if the last value is above 0.
-
-        Returns:
-            An array that becomes the sum, float64 on the CPU, until :meth:`read` returns its values; `values`
-            themselves where there is no other process.
-        """
-        if self._store is None:
-            return values
-        if self._last is not None:  # of a step that broke off: ps-lite would add this one to that
-            _wait(self._last, "no numbers of an earlier step", "take as many steps")
-            self._last.array.wait_to_read()  # raises what has ended it
-        place = self._free.pop() if self._free else _Place(self._store, self._key, self._size)
-        if isinstance(values, mx.nd.NDArray):
-            values.astype("float64").copyto(place.array)
-        else:
-            place.values[:] = values
-        if then is not None:
-            _places[place.where] = place
-        place.start(then)
-        self._last = self._pending[id(place.array)] = place
-        return place.array
-
-    def cancel(self, total: Any) -> None:
-        """Do not call the `then` of this sum, of a step that has failed here."""
-        place = self._pending.get(id(total))
-        if place is not None:
-            with _telling:
-                place.then = None
-
-    def read(
-        self,
-        total: Any,
-        missing: str = "no numbers of samples",
-        hint: str = "take as many steps (gp.sampler.join sees to that)",
-    ) -> np.ndarray:
-        """Wait for the sum `total` that :meth:`sum` has started; returns it as a NumPy array.
-
-        Args:
-            missing, hint: for the error: what did not come, and what every process must do.
-
-        Raises:
-            WorkerLost: another process did not send its part within ten times ``GLUON_PARALLEL_TIMEOUT``, or the
-                exchange ended with an error.
-        """
-        place = self._pending.get(id(total))
-        if place is None:
-            return total.asnumpy() if isinstance(total, mx.nd.NDArray) else np.asarray(total, np.float64)
-        _wait(place, missing, hint)
-        values = total.asnumpy()
-        if np.isnan(values).any():  # what an exchange leaves behind that could not be done
-            check()
-            raise WorkerLost("the processes' numbers could not be summed; an earlier error says why")
-        self._free.append(self._pending.pop(id(total)))
-        return values
 
 
 class StepHeader:
@@ -208,10 +48,9 @@ class StepHeader:
         self._fields = np.dtype([*fields, ("samples", "f8"), ("idle", "f8")])  # the last one is what `then` follows
         self._flat = np.zeros(self._fields.itemsize // 8)
         self.own: Any = self._flat.view(self._fields)[0]
-        self._sum = BackgroundSum(store, key, self._flat.size)
+        self._sum = NumberSum(ours, key, self._flat.size)
         self.num_sent = 0
-        self._total: Any = None  # the sum that was started last: an array that becomes it
-        self._values: Any = None  # of that sum, once they are read
+        self._values: Any = None  # of the sum that was started last, once they are read
 
     def is_of(self, store: Any) -> bool:
         """Whether it sums over the processes of `store`, of which none was lost since it was made."""
@@ -226,9 +65,10 @@ class StepHeader:
         Raises:
             WorkersDiffer, WorkerLost: as :meth:`read`, of the sum before.
         """
-        if self._total is not None:  # it has arrived, or this sum would wait for it, too
+        if self.num_sent:  # it has arrived, or this sum would wait for it, too
             self.read()
-        self._total, self._values = self._sum.sum(self._flat.copy(), then), None
+        self._sum.start(self._flat, then)
+        self._values = None
         stop = self.own["stop"].copy()
         self._flat[:] = 0
         self.own["stop"] = stop
@@ -244,14 +84,14 @@ class StepHeader:
             WorkerLost: another process did not send its part in time.
         """
         if self._values is None:
-            self._values = self._sum.read(self._total).view(self._fields)[0]
+            self._values = self._sum.wait().view(self._fields)[0]
             self._compare(self._values)
         return self._values
 
     def abandon(self) -> None:
         """The step that has sent it has failed here: do not call its `then`."""
-        if self._total is not None and self._values is None:
-            self._sum.cancel(self._total)
+        if self._values is None:
+            self._sum.cancel()
 
     def _compare(self, sums: Any) -> None:
         passes, kind, ranks = sums["passes"], self._store.type, self._ranks

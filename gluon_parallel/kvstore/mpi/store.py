@@ -228,7 +228,8 @@ class MPI(Store):
         name, signature = self._names("g", key, vector)
         return self._progress.gather(name, signature, vector)
 
-    _gathered: Any = gather
+    def _gathered(self, key: Hashable, vector: np.ndarray, *_: Any, **__: Any) -> np.ndarray:
+        return self.gather(key, vector)
 
     def allgather(self, key: Hashable, value: Any, out: Any, priority: int = 0) -> None:
         """Row r of `out` becomes the `value` of process r, when those are ready; returns at once.

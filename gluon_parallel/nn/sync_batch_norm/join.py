@@ -13,7 +13,7 @@ from ...errors import BarrierBroken, BarrierTimeout, ExchangeError
 from ...kvstore.collective import gather
 from ...kvstore.contract import contract, is_distributed
 from ...kvstore.environment import default_timeout
-from ...kvstore.step_header import PATIENCE
+from ...kvstore.work import PATIENCE
 from ...mxnet.compat import mx
 from ...mxnet.device_threads.thread import thread_of
 from ..blocks import blocks_of
