@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from ..allreduce import gradients
 from ..errors import GradientUnavailable
 from ..kvstore.collective import committing
 from ..kvstore.contract import contract, is_distributed
+from ..kvstore.reducer import Reducer, reducer_of, update_copies
 from ..kvstore.step_header import StepHeader, header_of
-from ..kvstore.step_plan import StepPlan, plan_of, update_copies
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import Nested, set_zero
 from ..nn.sync_batch_norm.join import Join, refuse_graphs
@@ -62,7 +62,7 @@ class Update:
     def begin_step(self, num_samples: int) -> None:
         """Before each step: forget old gradients; send the header if layers exchange with other processes."""
         if self._num_steps == 0:
-            plan_of(self._trainer).forget()
+            reducer_of(self._trainer).forget()
         if self._joins:
             self._send(num_samples, self._join.begin_step if num_samples else None)
 
@@ -75,8 +75,8 @@ class Update:
         if self._joins and self._receive()["idle"] < contract(self._trainer._kvstore).num_workers:
             self._join.follow()
         if not self._options.ignore_stale_grad:  # otherwise the other processes send which parameters they have reached
-            plan = plan_of(self._trainer)
-            plan.complete(plan.places)
+            reducer = reducer_of(self._trainer)
+            reducer.complete(reducer.places)
 
     def end_step(self, num_samples: int) -> None:
         """After each step: its gradients are there; update with those of all steps that make one."""
@@ -106,32 +106,60 @@ class Update:
         self._rows.clear()
 
     def apply(self) -> None:
-        """Update with the gradients accumulated so far, if there are any."""
+        """Header, sums and update: with the gradients accumulated so far, if there are any."""
         if self._num_steps == 0:
             return
+        trainer, options, header = self._trainer, self._options, self._header
         try:
-            plan = plan_of(self._trainer)
-            reached = self._reached(plan)
+            reducer = reducer_of(trainer)
+            places = reducer.reached()  # with ignore_stale_grad, by the loss on any process: the header says it
+            if header is not None and (options.ignore_stale_grad or not self._joins):
+                if options.ignore_stale_grad:
+                    header.own["reached"][[reducer.numbers[place] for place in places]] = 1
+                self._send(0 if self._joins else self._num_samples)
+                if options.ignore_stale_grad:
+                    counts = self._receive()["reached"]
+                    places = [place for place in reducer.places if counts[reducer.numbers[place]]]
             if self._num_updates + 1 >= self._finite.reads_at:
                 self._finite.check(self._num_updates)
-            plan.complete(reached)
+            if places is not reducer.places:
+                reducer.complete(places)
             for gradient, total in self._rows.values():  # also of devices without samples in the last of the steps
                 total.copyto(gradient)
-            num = self._sum(plan, reached)
+
+            hook = options.hooked_sum
+            if hook is not None:
+                pass  # it needs the number of samples
+            elif self._shards is not None and header is not None:
+                self._shards.sum(whole=options.clip_global_norm is not None)
+            else:
+                reducer.sum(trainer, places)
+            if self._is_under_way:
+                self._receive()
+            num = self._num_samples if header is None else self._num_of_all
             if not num:
                 checks.refuse_no_samples()
             num = 1 if self._losses.is_divided else num
-            scaled = None if getattr(self._trainer, "_amp_loss_scaler", None) is None else self._loss_scaling
-            overflow = scaled is not None and scaled.overflowed([plan.gradients[place][0] for place in reached])
+            if hook is not None:
+                hook.sum([reducer.parameters[place] for place in places], num * self._loss_scaling.scale)
+
+            scaled = None if getattr(trainer, "_amp_loss_scaler", None) is None else self._loss_scaling
+            overflow = scaled is not None and scaled.overflowed([reducer.gradients[place][0] for place in places])
             if self._survival is not None:
-                self._survival.commit([plan.parameters[place] for place in reached])
+                self._survival.commit([reducer.parameters[place] for place in places])
             if overflow:
-                plan.forget()
-                if self._options.hooked_sum is not None:
-                    self._options.hooked_sum.undo()
+                reducer.forget()
+                if hook is not None:
+                    hook.undo()
                 return
             with contextlib.nullcontext() if scaled is None else scaled.unscaling():
-                self._step_optimizer(plan, reached, num)
+                if options.clip_global_norm is not None:
+                    summed = [reducer.gradients[place] for place in places]
+                    gradients.clip(summed, options.clip_global_norm, trainer._scale / num)
+                if len(places) < len(reducer.places) and not options.ignore_stale_grad:
+                    self._refuse_missed(reducer, places)
+                trainer._check_and_rescale_grad(trainer._scale / num)
+                update_copies(trainer, reducer, places, self._shards)
             self._num_updates += 1
             if self._num_updates == self._comparison.looks_at:
                 self._comparison.look(self._num_updates)
@@ -162,24 +190,6 @@ class Update:
                     self._rows[id(gradient)] = gradient, total
                     set_zero(gradient)  # for a device that has no samples in the next step
 
-    def _reached(self, plan: StepPlan) -> Sequence[int]:
-        """The places of the parameters to update; sends the header.
-
-        They are those that the loss has reached on any device, with `ignore_stale_grad` of any process.
-        """
-        reached, header = plan.reached(), self._header
-        if header is None:
-            return reached
-        if self._options.ignore_stale_grad:
-            found = {plan.numbers[place] for place in reached}
-            header.own["reached"] = [number in found for number in range(len(self._trainer._params))]
-            self._send(0 if self._joins else self._num_samples)
-            counts = self._receive()["reached"]
-            return [place for place in plan.places if counts[plan.numbers[place]]]
-        if not self._joins:
-            self._send(self._num_samples)
-        return reached
-
     def _send(self, num_samples: int, then: Callable[[], None] | None = None) -> None:
         """Send the header of a step, or of the steps that make an update; `then` as of :meth:`StepHeader.send`."""
         header = self._header
@@ -199,35 +209,9 @@ class Update:
             self._comparison.check(self._num_updates, sums["digest"])
         return sums
 
-    def _sum(self, plan: StepPlan, places: Sequence[int]) -> int:
-        """Sum the gradients over all devices and processes; returns the number of samples that the sums are over."""
-        hooked_sum = self._options.hooked_sum
-        if hooked_sum is not None:
-            num = self._count()
-            if not num:
-                checks.refuse_no_samples()
-            parameters = [plan.parameters[place] for place in places]
-            hooked_sum.sum(parameters, (1 if self._losses.is_divided else num) * self._loss_scaling.scale)
-        elif self._shards is not None and self._header is not None:
-            self._shards.sum(whole=self._options.clip_global_norm is not None)
-        else:
-            plan.sum(self._trainer, places)
-        return self._count()
-
-    def _count(self) -> int:
-        if self._is_under_way:
-            self._receive()
-        return self._num_samples if self._header is None else self._num_of_all
-
-    def _step_optimizer(self, plan: StepPlan, places: Sequence[int], num: int) -> None:
-        """Update with gradients that are the sums over `num` samples."""
-        if self._options.clip_global_norm is not None:
-            summed = [plan.gradients[place] for place in places]
-            gradients.clip(summed, self._options.clip_global_norm, self._trainer._scale / num)
-        if len(places) < len(plan.places) and not self._options.ignore_stale_grad:
-            missed = [plan.parameters[place].name for place in plan.places if place not in {*places}]
-            raise GradientUnavailable(
-                f"the loss did not reach {', '.join(missed)}; pass ignore_stale_grad=True to leave them as they are"
-            )
-        self._trainer._check_and_rescale_grad(self._trainer._scale / num)
-        update_copies(self._trainer, plan, places, self._shards)
+    @staticmethod
+    def _refuse_missed(reducer: Reducer, places: Sequence[int]) -> NoReturn:
+        missed = [reducer.parameters[place].name for place in reducer.places if place not in {*places}]
+        raise GradientUnavailable(
+            f"the loss did not reach {', '.join(missed)}; pass ignore_stale_grad=True to leave them as they are"
+        )

@@ -21,10 +21,11 @@ from ..mxnet.compat.array_types import as_legacy
 from .base import Store
 from .collective import committing
 from .contract import is_distributed
+from .reducer import Reducer, count_once, reducer_of, update_copies
 from .servers import Servers
 from .step_header import header_of
-from .step_plan import StepPlan, count_once, one_by_one, plan_of, update_copies
 from .trainer_parameters import follow_parameters
+from .update_order import one_by_one
 
 _sums_over_devices: weakref.WeakSet = weakref.WeakSet()  # trainers without a store, whose devices are summed over here
 # Parameters that a backward pass has reached, or whose gradients were looked at, in the loop of any trainer.
@@ -49,7 +50,7 @@ class _Loop:
         self.in_step = False  # whether trainer.step runs, which divides by one number for sum and update
         self.refuses = False  # whether a step is under way that refuses parameters without fresh gradients
         self.is_separate: bool | None = None  # whether nobody sums the gradients; None where that is not known yet
-        self.all_known: StepPlan | None = None  # the plan all of whose parameters are known, see `_known`
+        self.all_known: Reducer | None = None  # the reducer all of whose parameters are known, see `_known`
         self.devices: np.ndarray | None = None  # whether each had a gradient in the last sum; None if all had
         self.sums_in_step = False  # whether the step that is under way has summed
         self.has_warned = False
@@ -125,32 +126,32 @@ def allreduce_grads(allreduce_in_mxnet: Callable[..., None], trainer: Any) -> No
     if _is_simple(trainer):
         allreduce_in_mxnet(trainer)
         return
-    loop, plan = _loop(trainer), plan_of(trainer)
-    own = plan.reached()
-    before, loop.devices = loop.devices, None if own is plan.places else np.any(plan.marks, axis=0)
+    loop, reducer = _loop(trainer), reducer_of(trainer)
+    own = reducer.reached()
+    before, loop.devices = loop.devices, None if own is reducer.places else np.any(reducer.marks, axis=0)
     if before is not None and loop.devices is not None:
         _refuse_sum_per_device(trainer, loop, before)
-    plan.refuse_second_sum(own)
+    reducer.refuse_second_sum(own)
     if fresh.clipped:
-        fresh.refuse_clipped(plan.parameters, _sums_over_processes(trainer))
-    reached = _reached(trainer, loop, plan, own)
-    if not is_distributed(trainer._kvstore) and (len(own) < len(plan.places) or loop.all_known is not plan):
-        _check_left_out(trainer, loop, plan)
+        fresh.refuse_clipped(reducer.parameters, _sums_over_processes(trainer))
+    reached = _reached(trainer, loop, reducer, own)
+    if not is_distributed(trainer._kvstore) and (len(own) < len(reducer.places) or loop.all_known is not reducer):
+        _check_left_out(trainer, loop, reducer)
     if trainer._kvstore is None and trainer not in _sums_over_devices:
         return
-    plan.zero_stale(reached)
+    reducer.zero_stale(reached)
     if _updates_on_store(trainer) and not is_distributed(trainer._kvstore):
         count_once(trainer.optimizer, trainer._contexts)
-        for part in one_by_one(trainer.optimizer, [plan.numbers[place] for place in reached]):
-            plan.sum(trainer, reached[part])
+        for part in one_by_one(trainer.optimizer, [reducer.numbers[place] for place in reached]):
+            reducer.sum(trainer, reached[part])
     else:
-        plan.sum(trainer, reached)
+        reducer.sum(trainer, reached)
     known = own if own and _sends_zeros(trainer) else reached
-    plan.note_sums(known)
+    reducer.note_sums(known)
     loop.sums_in_step = loop.in_step
     if len(known) < len(reached) and not loop.refuses and not loop.has_warned:
         loop.has_warned = True
-        _warn_of_zeros(trainer, plan.parameters[next(place for place in reached if place not in {*known})])
+        _warn_of_zeros(trainer, reducer.parameters[next(place for place in reached if place not in {*known})])
 
 
 def _sums_over_processes(trainer: Any) -> bool:
@@ -182,23 +183,23 @@ def _sends_zeros(trainer: Any) -> bool:
     return _updates_on_store(trainer) and _sums_over_processes(trainer)
 
 
-def _reached(trainer: Any, loop: _Loop, plan: StepPlan, own: Sequence[int]) -> Sequence[int]:
+def _reached(trainer: Any, loop: _Loop, reducer: Reducer, own: Sequence[int]) -> Sequence[int]:
     """The places of the parameters to sum: those that the losses of any process have reached, where they can tell."""
     store = trainer._kvstore
     if _sends_zeros(trainer) or (is_distributed(store) and not isinstance(store, (Store, Servers))):
-        return plan.places
+        return reducer.places
     if not is_distributed(store) or _updates_on_store(trainer):
         return own
-    found = {plan.numbers[place] for place in own}
-    reached, num_passes = [number in found for number in range(len(trainer._params))], plan.count_passes()
+    found = {reducer.numbers[place] for place in own}
+    reached, num_passes = [number in found for number in range(len(trainer._params))], reducer.count_passes()
     counts = loop.counts(trainer, reached, loop.in_step, num_passes if own else 0)
-    return [place for place in plan.places if counts[plan.numbers[place]]]
+    return [place for place in reducer.places if counts[reducer.numbers[place]]]
 
 
-def _check_left_out(trainer: Any, loop: _Loop, plan: StepPlan) -> None:
+def _check_left_out(trainer: Any, loop: _Loop, reducer: Reducer) -> None:
     """Refuse parameters without gradients before anything is changed: those of this step, or that the caller wrote."""
-    for place, parameter in enumerate(plan.parameters):
-        if plan.marks[place].any() or parameter in fresh.summed:
+    for place, parameter in enumerate(reducer.parameters):
+        if reducer.marks[place].any() or parameter in fresh.summed:
             _known.add(parameter)
         elif loop.refuses:
             raise _stale(parameter, "nothing has been updated")
@@ -209,7 +210,7 @@ def _check_left_out(trainer: Any, loop: _Loop, plan: StepPlan) -> None:
                     f"the gradients of {parameter.name} were written by no backward pass, so ignore_stale_grad=True "
                     "leaves it out. Mark them before: for array in parameter.list_data(): array._fresh_grad = True"
                 )
-    loop.all_known = plan if all(parameter in _known for parameter in plan.parameters) else None
+    loop.all_known = reducer if all(parameter in _known for parameter in reducer.parameters) else None
 
 
 def _stale(parameter: Any, what_happened: str) -> UserWarning:
@@ -241,32 +242,32 @@ def update(update_in_mxnet: Callable[..., None], trainer: Any, ignore_stale_grad
             count_once(trainer.optimizer, trainer._params[0].list_ctx())
         update_in_mxnet(trainer, ignore_stale_grad)
         return
-    loop, plan = _loop(trainer), plan_of(trainer)
+    loop, reducer = _loop(trainer), reducer_of(trainer)
     updates_here = not _updates_on_store(trainer)  # otherwise the store has updated
     if updates_here:
-        _check_sums(trainer, loop, plan)
+        _check_sums(trainer, loop, reducer)
         if loop.is_separate:
             update_in_mxnet(trainer, ignore_stale_grad)
             return
         scaler = getattr(trainer, "_amp_loss_scaler", None)
         if scaler is not None and scaler.has_overflow(trainer._params):
-            fresh.summed.difference_update(plan.parameters)
-            plan.mark(False)
+            fresh.summed.difference_update(reducer.parameters)
+            reducer.mark(False)
             return
-    chosen = plan.summed(with_reached=updates_here)
+    chosen = reducer.summed(with_reached=updates_here)
     if not updates_here:
-        fresh.summed.difference_update(plan.parameters[place] for place in chosen)
-    if len(chosen) < len(plan.places) and not ignore_stale_grad:
-        missed = next(plan.parameters[place] for place in plan.places if place not in {*chosen})
+        fresh.summed.difference_update(reducer.parameters[place] for place in chosen)
+    if len(chosen) < len(reducer.places) and not ignore_stale_grad:
+        missed = next(reducer.parameters[place] for place in reducer.places if place not in {*chosen})
         raise _stale(missed, "nothing has been updated" if updates_here else "the other parameters have been updated")
     if updates_here:
-        update_copies(trainer, plan, chosen)
+        update_copies(trainer, reducer, chosen)
 
 
-def _check_sums(trainer: Any, loop: _Loop, plan: StepPlan) -> None:
+def _check_sums(trainer: Any, loop: _Loop, reducer: Reducer) -> None:
     """Warn, once, of gradients that nobody sums; refuse a parameter of which some copies have no gradient."""
     if trainer._kvstore is None and trainer not in _sums_over_devices and loop.is_separate is None:
-        loop.is_separate = _is_separate(plan.parameters)
+        loop.is_separate = _is_separate(reducer.parameters)
         if loop.is_separate:
             warn(
                 f"gluon.Trainer(..., kvstore=None) sums no gradients: each of {trainer._contexts} updates its own copy "
@@ -279,9 +280,9 @@ def _check_sums(trainer: Any, loop: _Loop, plan: StepPlan) -> None:
     if loop.in_step and loop.sums_in_step:  # nothing can have come between sum and update
         loop.sums_in_step = False
         return
-    plan.all_fresh()
-    for place, parameter in enumerate(plan.parameters):
-        marks = plan.marks[place]
+    reducer.all_fresh()
+    for place, parameter in enumerate(reducer.parameters):
+        marks = reducer.marks[place]
         if parameter in fresh.summed:
             if marks.any() and (is_distributed(trainer._kvstore) or _differ(parameter._grad)):
                 raise GradientUnavailable(

@@ -17,8 +17,8 @@ from ...data_parallel.precision import LossScaling
 from ...data_parallel.shards import Shards, part_of, shards_of
 from ...errors import CheckpointError
 from ...kvstore.clients import open_named
-from ...kvstore.step_plan import counts_of
 from ...kvstore.trainer_parameters import follow_parameters
+from ...kvstore.update_order import counts_of
 from ...mxnet.compat import mx
 from ...mxnet.compat.array_types import as_current, as_legacy, leaves
 from ...pipeline.stage import StageDevices
