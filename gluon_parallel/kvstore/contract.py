@@ -68,6 +68,23 @@ class Contract:
                 lambda text: [spelled(row) for row in self.gather(HANDSHAKE_WORDS, words_of(text))]
             )
 
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether processes do not wait for each other: MXNet's servers take each gradient when it comes."""
+        return "async" in str(self.type)
+
+    @property
+    def library(self) -> str:
+        """What carries the sums, for people."""
+        return str(self.type)
+
+    def residuals(self, trainer: Any) -> dict[Hashable, np.ndarray]:
+        """{key: (n,) array}: what compression left out of a trainer's sums in this process, with nothing under way."""
+        return {}
+
+    def set_residuals(self, residuals: dict[Hashable, np.ndarray], trainer: Any) -> None:
+        """Go on from what :meth:`residuals` returned, here or in another process; keys without one begin anew."""
+
     @functools.cached_property
     def ranks(self) -> Sequence[int]:
         return range(self.num_workers)

@@ -64,6 +64,7 @@ class Servers(Contract, mx.kvstore.KVStore):
     """
 
     handle: Any  # MXNet's; deleted by `close`
+    library = "ps-lite, in MXNet"
 
     @classmethod
     def of(cls, store: Any) -> Servers:
@@ -72,7 +73,7 @@ class Servers(Contract, mx.kvstore.KVStore):
         store._names = Names(store.type)
         store._signatures = {}  # key -> what was opened under it
         store._num_compared = 0
-        store._sums = "async" not in store.type
+        store._sums = not store.is_asynchronous
         store._compressed = False
         store._open("MXNet")
         return store

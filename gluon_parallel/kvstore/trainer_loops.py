@@ -20,7 +20,7 @@ from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_legacy
 from .base import Store
 from .collective import committing
-from .contract import is_distributed
+from .contract import contract, is_distributed
 from .reducer import Reducer, count_once, reducer_of, update_copies
 from .servers import Servers
 from .step_header import header_of
@@ -155,7 +155,7 @@ def allreduce_grads(allreduce_in_mxnet: Callable[..., None], trainer: Any) -> No
 
 
 def _sums_over_processes(trainer: Any) -> bool:
-    return is_distributed(trainer._kvstore) and "async" not in trainer._kvstore.type
+    return is_distributed(trainer._kvstore) and not contract(trainer._kvstore).is_asynchronous
 
 
 def _refuse_sum_per_device(trainer: Any, loop: _Loop, before: np.ndarray) -> None:
