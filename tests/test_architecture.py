@@ -23,6 +23,7 @@ LAYERS = [
         "forks",
         "errors",
         "bounds",
+        "store_table",
         "native",
         "mxnet/cuda",
         "cores",

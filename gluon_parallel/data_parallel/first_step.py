@@ -37,7 +37,7 @@ def update_on_devices(trainer: mx.gluon.Trainer) -> mx.kv.KVStoreBase | str | No
     if trainer._kv_initialized:
         return trainer._kvstore
     store = trainer._kvstore_params["kvstore"]
-    if isinstance(store, str) and store.lower().startswith(("auto", *kvstore.OURS, "dist")):
+    if kvstore.meets_others(store):
         store = trainer._kvstore_params["kvstore"] = kvstore.create(store)  # the first step may have no samples
     if getattr(store, "type", store) in ("device", "local"):
         # Without NCCL `allreduce` does their work, with fewer copies.

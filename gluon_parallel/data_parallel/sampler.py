@@ -12,8 +12,9 @@ import numpy as np
 from .. import split
 from ..errors import BatchMismatch
 from ..kvstore import as_store, separate_training
-from ..kvstore.background_sum import BackgroundSum
+from ..kvstore.contract import contract
 from ..kvstore.reserved_keys import JOIN
+from ..kvstore.work import NumberSum
 from ..mxnet.compat import mx
 
 _Batch = TypeVar("_Batch")
@@ -200,11 +201,11 @@ def join(batches: Iterable[_Batch], store: mx.kv.KVStoreBase) -> Iterator[_Batch
         ['first', 'second']
     """
     if not hasattr(as_store(store, "gp.sampler.join"), _SUM):
-        setattr(store, _SUM, BackgroundSum(store, JOIN, 1))
+        setattr(store, _SUM, NumberSum(contract(store), JOIN, 1))
     iterator, alive = iter(batches), getattr(store, _SUM)
     while True:
         batch = next(iterator, None)
-        total = alive.sum([batch is not None])
-        if not alive.read(total, "gp.sampler.join: no answer", "ask gp.sampler.join for its batches")[0]:
+        total = alive.start([batch is not None])
+        if not total.wait("Every process must ask gp.sampler.join for its batches")[0]:
             return
         yield batch
