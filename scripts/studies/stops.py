@@ -168,10 +168,16 @@ class Try:
             "GLUON_PARALLEL_FLIGHT_RECORDER": str(self.folder / "recorder"),
             "PYTHONPATH": str(Path(__file__).parents[2]),
         }
-        return subprocess.Popen(
-            argv, env={**os.environ, **variables}, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log,
+        # A limit for the sizes of files is not the log's.
+        reading, writing = os.pipe()
+        self.show = subprocess.Popen(["cat"], stdin=reading, stdout=self.log, start_new_session=True)
+        process = subprocess.Popen(
+            argv, env={**os.environ, **variables}, stdin=subprocess.DEVNULL, stdout=writing, stderr=writing,
             start_new_session=True, cwd=self.folder,
         )  # fmt: skip
+        os.close(reading)
+        os.close(writing)
+        return process
 
     # what is there
 
@@ -223,6 +229,8 @@ class Try:
             if time.monotonic() > end:
                 raise Wrong(f"it is still there after {PATIENCE:g} s")
             time.sleep(0.05)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.show.wait(10)  # longer where somebody is left
         if self.process.returncode not in codes:
             raise Wrong(f"it ended with {self.process.returncode}, expected {' or '.join(map(str, codes))}")
         if not re.search(named, self.said()):
@@ -429,7 +437,7 @@ BUSY: set[int] = set()  # processes that keep the machine busy
 def attempt(event: str, situation: Situation, chosen: random.Random, folder: Path) -> tuple[list[str], str]:
     """What is wrong with a try, and what its processes have said."""
     happen, _ = EVENTS[event]
-    one, wrong = Try(folder, situation, chosen, chosen.choice((1, 500, 4000)) if happen is full_disk else 0), []
+    one, wrong = Try(folder, situation, chosen, chosen.choice((1, 300, 1000)) if happen is full_disk else 0), []
     try:
         one.until(lambda: one.steps() >= 5, "5 steps")
         time.sleep(chosen.uniform(0, 1.5))
