@@ -8,6 +8,7 @@ import re
 import selectors
 import signal
 import socket
+import subprocess
 import sys
 import textwrap
 import time
@@ -19,7 +20,7 @@ import pytest
 
 from gluon_parallel import launch_engines as engines
 from gluon_parallel import store_table
-from gluon_parallel.launch import decisions, group
+from gluon_parallel.launch import decisions, group, leftovers
 from gluon_parallel.launch.logs import Logs
 from gluon_parallel.launch_engines import Engine, agent
 
@@ -197,7 +198,7 @@ def test_processes_of_this_machine_are_started_here_whatever_hosts_a_batch_syste
     monkeypatch.chdir(tmp_path)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    failure, logs, _ = run(f"print(os.environ['{next(iter(variables))}'])", engines.ENGINES["mpi"])
+    failure, logs, _ = run(f"print(os.environ['{next(iter(variables))}'])", store_table.engines()["mpi"])
     assert failure is None
     assert [logs[f"rank-{rank}"] for rank in range(2)] == [f"{next(iter(variables.values()))}\n"] * 2
 
@@ -213,7 +214,7 @@ def test_what_the_launcher_ignores_its_agents_and_processes_ignore_too(run):
                 numbers = signal.SIGHUP, signal.SIGINT, signal.SIGTERM
                 print([number.name for number in numbers if int(mask, 16) >> number - 1 & 1])
             """,
-            engines.ENGINES["mpi"],
+            store_table.engines()["mpi"],
         )
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -429,6 +430,21 @@ def test_a_connection_that_does_not_say_whose_it_is_is_closed(tmp_path, monkeypa
         waiting._close_the_silent()
         assert here.recv(1) == b""
         assert not waiting._selector.get_map()
+
+
+def test_what_a_killed_mpirun_would_have_removed_from_shared_memory_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(leftovers, "_SHARED_MEMORY", tmp_path)
+    segment = tmp_path / f"sm_segment.{socket.gethostname()}.{os.getuid()}.2b0001.0"
+    for ends_by_itself in (True, False):
+        segment.write_bytes(b"")
+        ending = group.Group(Bare(1, 0, [], "ssh", "127.0.0.1"), None, Logs(tmp_path), 300.0)
+        ending.decisions.hurry = -3.0 if not ends_by_itself else 0.0  # no time to end in
+        command = ["true"] if ends_by_itself else ["sleep", "300"]
+        ending._starters["mpirun"] = started = subprocess.Popen(command, start_new_session=True)
+        with ending._selector:
+            ending._leave_nothing()
+        assert started.poll() == (0 if ends_by_itself else -signal.SIGKILL)
+        assert segment.exists() is ends_by_itself
 
 
 def test_a_program_that_is_not_there_is_refused_with_its_rank(run):

@@ -167,14 +167,16 @@ class Group:
         for starter in self._starters.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 starter.wait(max(0.0, until - time.monotonic()))
-        for starter in self._starters.values():
-            if starter.poll() is None:  # it has blocked all that asks it to end
-                os.killpg(starter.pid, signal.SIGKILL)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    starter.wait(_KILLED)
+        stuck = [starter for starter in self._starters.values() if starter.poll() is None]
+        for starter in stuck:  # it has blocked all that asks it to end
+            os.killpg(starter.pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                starter.wait(_KILLED)
         here = socket.gethostname()
         for member in self.decisions.members.values():
             if member.process and member.host == here:
                 for process in agent.all_processes():
                     if agent.status(process)[3] == str(member.process):  # it belongs to the session
                         agent.send_signal(int(process), signal.SIGKILL)
+        if stuck:  # mpirun removes the shared memory of its processes at its end, which it has not come to
+            remove_leftovers()
