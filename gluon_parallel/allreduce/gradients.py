@@ -16,6 +16,7 @@ from ..errors import GradientUnavailable
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_legacy, set_zero, to_device
 from ..mxnet.engine import push, view
+from ..mxnet.trainers import parameters_of
 from ..native import function
 from . import written
 from .marks import flags, of_parameter, set_marks
@@ -115,7 +116,7 @@ def forget(parameters: Iterable[mx.gluon.Parameter]) -> None:
 
 def trainable(trainer: mx.gluon.Trainer) -> list[mx.gluon.Parameter]:
     """The trainer's parameters that have a gradient."""
-    return [parameter for parameter in trainer._params if parameter.grad_req != "null"]
+    return [parameter for parameter in parameters_of(trainer) if parameter.grad_req != "null"]
 
 
 def clip(gradients: Iterable[Sequence[mx.nd.NDArray]], largest: float, rescale: float = 1.0) -> None:

@@ -15,6 +15,7 @@ from ..kvstore.contract import contract
 from ..kvstore.factory import kind_of
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import Nested, leaves
+from ..mxnet.trainers import compression_of, devices_of, parameters_of, wanted_store
 from ..nn.blocks import blocks_of
 from ..nn.sync_batch_norm.graph import plain_batch_norms
 
@@ -64,7 +65,7 @@ def check_loss(loss: object, accumulate: int, reduction: str | None) -> None:
 
 def check_devices(trainer: mx.gluon.Trainer, devices: Sequence[mx.Context]) -> None:
     """Refuse parameters that are not on all devices."""
-    for parameter in trainer._params:
+    for parameter in parameters_of(trainer):
         there = parameter.list_ctx()
         if missing := [device for device in devices if device not in there]:
             raise GradientUnavailable(
@@ -83,8 +84,8 @@ def check_trainer(net: mx.gluon.Block, trainer: object, call: str) -> None:
         raise GradientUnavailable(
             f"{new[0]} of this {type(net).__name__} has no values: call net.initialize(ctx=gp.devices(...)) before"
         )
-    if own and not {id(parameter) for parameter in own} & {id(parameter) for parameter in trainer._params}:
-        theirs = trainer._params[0].name if trainer._params else "nothing"
+    if own and not {id(parameter) for parameter in own} & {id(parameter) for parameter in parameters_of(trainer)}:
+        theirs = parameters_of(trainer)[0].name if parameters_of(trainer) else "nothing"
         raise GradientUnavailable(
             f"the trainer holds {theirs}, ... and none of the parameters of this {type(net).__name__} "
             f"({next(iter(own)).name}, ...); write gluon.Trainer(net.collect_params(), ...)"
@@ -161,14 +162,14 @@ def call_in_words(inputs: Sequence[Nested], labels: Sequence[Nested], error: obj
 
 def refuse_sums(trainer: mx.gluon.Trainer) -> None:
     """Refuse row_sparse weights, and sums that the store cannot make: of row_sparse or of compressed gradients."""
-    weights = [parameter.name for parameter in trainer._params if parameter._stype != "default"]
+    weights = [parameter.name for parameter in parameters_of(trainer) if parameter._stype != "default"]
     if weights:
         raise GradientUnavailable(
             f"{', '.join(weights)}: row_sparse weights live on the store, which must update them; train them with "
             "gluon.Trainer alone, or use a dense weight with sparse_grad=True"
         )
     gradients = [parameter.name for parameter in trainable(trainer) if parameter._grad_stype != "default"]
-    parameters, store = trainer._compression_params, trainer._kvstore_params["kvstore"]
+    parameters, store = compression_of(trainer), wanted_store(trainer)
     name, kind = getattr(store, "type", store), kind_of(store)
     if parameters and not kind.compresses:
         raise ValueError(
@@ -186,7 +187,7 @@ def refuse_sums(trainer: mx.gluon.Trainer) -> None:
 def can_shard(trainer: mx.gluon.Trainer, kvstore: mx.kv.KVStoreBase | str | None) -> bool:
     """Whether there is something to divide the optimizer's state among; refuse what it cannot be divided with."""
     store, optimizer = contract(kvstore), trainer.optimizer
-    if store.num_workers * len(trainer._contexts) == 1:
+    if store.num_workers * len(devices_of(trainer)) == 1:
         LOG.warning(
             "gluon_parallel: shard_optimizer=True has no effect on one process with one device, which keeps all of the "
             "optimizer's state"

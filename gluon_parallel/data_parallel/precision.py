@@ -20,6 +20,16 @@ from ..kvstore.reserved_keys import OVERFLOW
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import BFLOAT16, as_legacy
 from ..mxnet.compat.replacing import stands_for
+from ..mxnet.trainers import (
+    compression_of,
+    loss_scaler_of,
+    parameters_of,
+    scale_of,
+    scale_without_loss_scaling,
+    set_loss_scaler,
+    set_scale,
+    store_of,
+)
 from ..nn.blocks import blocks_of
 from ..split import as_devices
 
@@ -156,13 +166,13 @@ def refuse_unsupported(
             "nothing would be computed in that type; leave out mx.npx.set_np(), or mixed precision"
         )
     refuse_16_bits_on_cpus(net, devices)
-    for parameter in trainer._params:
+    for parameter in parameters_of(trainer):
         if np.dtype(parameter.dtype) == BFLOAT16:
             raise PrecisionUnsupported(
                 f"parameter {parameter.name} is bfloat16, which MXNet's optimizers do not know; leave net.cast out and "
                 "call gp.set_precision('bfloat16', devices) before the net is made: its weights stay float32"
             )
-    if getattr(trainer, "_amp_loss_scaler", None) and (trainer._compression_params or {}).get("type") == "2bit":
+    if loss_scaler_of(trainer) and (compression_of(trainer) or {}).get("type") == "2bit":
         raise PrecisionUnsupported(
             "loss scaling with compression_params of 2 bits: an overflow would be sent as the threshold, and stay in "
             "the residual for good; use {'type': 'fp16'}, or none"
@@ -202,7 +212,7 @@ class LossScaling:
     @property
     def _scaler(self) -> Any:
         """MXNet's, or None."""
-        return getattr(self._trainer, "_amp_loss_scaler", None)
+        return loss_scaler_of(self._trainer)
 
     def restart(self) -> None:
         """Agree anew with the processes that are left after a loss."""
@@ -217,13 +227,14 @@ class LossScaling:
     def unscaling(self) -> Iterator[None]:
         """Within this block the trainer divides gradients by the scale; it does not look for overflows by itself."""
         trainer, scaler = self._trainer, self._scaler
-        before = trainer._scale
-        trainer._scale = trainer._amp_original_scale / scaler.loss_scale
-        trainer._amp_loss_scaler = None  # its own check sees one device, and gradients of earlier steps
+        before = scale_of(trainer)
+        set_scale(trainer, scale_without_loss_scaling(trainer) / scaler.loss_scale)
+        set_loss_scaler(trainer, None)  # its own check sees one device, and gradients of earlier steps
         try:
             yield
         finally:
-            trainer._scale, trainer._amp_loss_scaler = before, scaler
+            set_scale(trainer, before)
+            set_loss_scaler(trainer, scaler)
 
     def overflowed(self, gradients: Sequence[mx.nd.NDArray]) -> bool:
         """Whether to leave this update out, which all processes agree on; moves the scale.
@@ -233,7 +244,7 @@ class LossScaling:
         scaler = self._scaler
         # Processes may have reached different parameters, so each has looked at gradients that others have not.
         if self._sum is None:
-            self._sum = BackgroundSum(self._trainer._kvstore, OVERFLOW, 1)
+            self._sum = BackgroundSum(store_of(self._trainer), OVERFLOW, 1)
         overflow = bool(self._sum.read(self._sum.sum(1 - all_finite(gradients)))[0])
         scale, count = scaler.loss_scale, 0 if overflow else scaler._unskipped + 1
         if overflow:

@@ -13,6 +13,7 @@ from ..kvstore.trainer_parameters import fix_devices
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_legacy
 from ..mxnet.engine import make_plain
+from ..mxnet.trainers import parameters_of, store_of, updaters_of
 from ..split import map_arrays
 
 # Those that update each value by itself, so that a part of an array is updated as in the whole one; subclasses may not.
@@ -133,19 +134,19 @@ class Shards:
 
     def divide(self, numbers: Iterable[int] = ()) -> None:
         """Give the parameters of these numbers, and those that are trained, owners; on all processes in one order."""
-        trained = [number for number, one in enumerate(self._trainer._params) if one.grad_req != "null"]
-        states = [number for updater in self._trainer._updaters for number in updater.states]
+        trained = [number for number, one in enumerate(parameters_of(self._trainer)) if one.grad_req != "null"]
+        states = [number for updater in updaters_of(self._trainer) for number in updater.states]
         new = sorted({*numbers, *trained, *states} - self._bounds.keys())
         if not new:
             return
-        store = contract(self._trainer._kvstore)
-        sizes = [self._trainer._params[number].list_data()[0].size for number in new]
+        store = contract(store_of(self._trainer))
+        sizes = [parameters_of(self._trainer)[number].list_data()[0].size for number in new]
         processes = parts(sizes, store.num_workers, self._whole)
         own = [bounds[store.rank + 1] - bounds[store.rank] for bounds in processes]
-        devices = parts(own, len(self._trainer._updaters), self._whole)
+        devices = parts(own, len(updaters_of(self._trainer)), self._whole)
         for number, between, within in zip(new, processes, devices):
             self._bounds[number] = between, [between[store.rank] + bound for bound in within]
-        for place, updater in enumerate(self._trainer._updaters):  # states from before hold whole arrays
+        for place, updater in enumerate(updaters_of(self._trainer)):  # states from before hold whole arrays
             for number in updater.states.keys() & set(new):
                 self.with_state.add(number)
                 begin, end = self.owned(number, place)
@@ -161,10 +162,10 @@ class Shards:
     def sum(self, whole: bool) -> None:
         """Sum the gradients over the processes; each gets the sums of what it owns, or with `whole` all of them."""
         self.divide()
-        trained = [number for number, one in enumerate(self._trainer._params) if one.grad_req != "null"][::-1]
-        arrays = [self._trainer._params[number].list_grad() for number in trained]
+        trained = [number for number, one in enumerate(parameters_of(self._trainer)) if one.grad_req != "null"][::-1]
+        arrays = [parameters_of(self._trainer)[number].list_grad() for number in trained]
         bounds = [self._bounds[number][0] for number in trained]
-        store = contract(self._trainer._kvstore)
+        store = contract(store_of(self._trainer))
         with store.summing_for(self._trainer):
             store.sum_parts(trained, arrays, bounds, whole)
 
@@ -173,7 +174,7 @@ class Shards:
         self.divide()
         if plan is not self._plan:
             self._plan, self._pieces = plan, {}
-        found: list[tuple[list, list, list]] = [([], [], []) for _ in self._trainer._updaters]
+        found: list[tuple[list, list, list]] = [([], [], []) for _ in updaters_of(self._trainer)]
         with mx.autograd.pause():
             make_plain(*itertools.chain.from_iterable(plan.weights[place] for place in places))
             for place in places:
@@ -199,14 +200,14 @@ class Shards:
 
         `arrays` are a list for each number, of one array per device, of which the first has this process's part.
         """
-        if is_distributed(self._trainer._kvstore):
+        if is_distributed(store_of(self._trainer)):
             bounds = [self._bounds[number][0] for number in numbers]
-            contract(self._trainer._kvstore).gather_parts(numbers, arrays, bounds)
+            contract(store_of(self._trainer)).gather_parts(numbers, arrays, bounds)
 
     def _pieces_of(self, number: int, weights: list[mx.nd.NDArray], gradients: list[mx.nd.NDArray]) -> list[_Piece]:
         pieces = []
         # Between processes, the store copies from the first device to the others.
-        others = weights[:1] if is_distributed(self._trainer._kvstore) else weights
+        others = weights[:1] if is_distributed(store_of(self._trainer)) else weights
         for device, (weight, gradient) in enumerate(zip(weights, gradients)):
             begin, end = self.owned(number, device)
             if begin < end:

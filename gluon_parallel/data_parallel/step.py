@@ -12,6 +12,7 @@ from ..loss_checks import check_loss
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import Nested, as_current, as_tuple
 from ..mxnet.device_threads.thread import acting_as, call_from
+from ..mxnet.trainers import LOSS_SCALER, check_devices, store_of
 from ..nn import convert_by_default, participants, say_what_was_converted
 from ..nn.blocks import net_and_loss
 from ..nn.sync_batch_norm.participants import groups_of, start_anew
@@ -113,7 +114,7 @@ class TrainingStep:
     ) -> None:
         """Give all processes the same weights, and make the update; the arguments are those of what this calls."""
         first_step.broadcast_weights(self._blocks, trainer, run)
-        store = trainer._kvstore
+        store = store_of(trainer)
         self._losses = LossOfParts(self._parts, store) if self._parts else LossPerSample(self._reduction)
         self._update = Update(self._blocks, trainer, self._losses, self.loss_scaling, compared, self._update_options)
         checks.warn_of_statistics(self._blocks, num_parts, store, words)
@@ -216,7 +217,7 @@ class DataParallel(TrainingStep):
         super().__init__(net, reduction, UpdateOptions(accumulate, clip_global_norm, ignore_stale_grad))
         checks.check_loss(loss, accumulate, reduction)
         self.loss, self.trainer, self._blocks = loss, trainer, net_and_loss(net, loss)
-        self.devices = as_devices(trainer._check_contexts() if devices is None else devices)
+        self.devices = as_devices(check_devices(trainer) if devices is None else devices)
         self.batch_axis, self.accumulate = batch_axis, int(accumulate)
         self.warns_of_equal_batches = True
         self._processes: Any = None  # with which the update exchanges
@@ -275,7 +276,7 @@ class DataParallel(TrainingStep):
         if self._num_written != written.num:  # parameters may have been moved
             checks.check_devices(self.trainer, self.devices)
             self._num_written = written.num
-        processes = getattr(self.trainer._kvstore, "ranks", None)
+        processes = getattr(store_of(self.trainer), "ranks", None)
         if self._update is None or processes is not self._processes:  # others are left after a loss
             self.loss_scaling.restart()
             if self._converts:  # before the net runs: a resumed run repeats its steps bit for bit
@@ -284,7 +285,7 @@ class DataParallel(TrainingStep):
             compared = first if self.warns_of_equal_batches else None
             run = None if first is None else lambda: self._show_shapes(*first)
             self._make_update(self.trainer, run, compared, len(self.devices), checks.OF_SHARDS)
-            self._processes = getattr(self.trainer._kvstore, "ranks", None)
+            self._processes = getattr(store_of(self.trainer), "ranks", None)
         if self.accumulate > 1:
             for parameter in trainable(self.trainer):  # in every step: one that was frozen comes back with "write"
                 if parameter._grad_stype == "default":  # MXNet adds to no others; the update does
@@ -307,7 +308,7 @@ class DataParallel(TrainingStep):
             returned[id(inputs)] = map_arrays(lambda array: array.detach(), outputs)
             return loss
 
-        scaler = getattr(self.trainer, "_amp_loss_scaler", None)  # of MXNet's mixed precision
+        scaler = getattr(self.trainer, LOSS_SCALER, None)  # of MXNet's mixed precision
         scale = 1.0 if scaler is None else self.loss_scaling.scale
         if self._groups is None or len(devices) < len(self.devices):
             with participants(self._blocks, devices):  # layers do not wait for other devices, which have no samples
@@ -316,7 +317,7 @@ class DataParallel(TrainingStep):
             if self._groups:
                 start_anew(self._groups)
             mean = self._losses.backward(run, shards, sizes, devices, scale)
-        if self._is_converted and contract(self.trainer._kvstore).rank == 0:  # once, not once per process
+        if self._is_converted and contract(store_of(self.trainer)).rank == 0:  # once, not once per process
             say_what_was_converted(self.net)
         if not self._has_checked_labels:  # the first step
             groups = groups_of(self._blocks)  # those of a graph are known once it has run

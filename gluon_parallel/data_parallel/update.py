@@ -17,6 +17,7 @@ from ..kvstore.reserved_keys import REACHED, SAMPLE_COUNT
 from ..kvstore.step_plan import StepPlan, plan_of, update_copies
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import Nested, set_zero
+from ..mxnet.trainers import LOSS_SCALER, optimizer_of, parameters_of, scale_of, store_of
 from ..nn.sync_batch_norm.join import Join, refuse_graphs
 from ..sample_loss import LossPerSample
 from . import checks
@@ -52,15 +53,15 @@ class Update:
         self._survival = committing(trainer)  # of lost processes
         updates_before = 0 if self._survival is None else self._survival.num_updates
         self._finite = FiniteWeights(trainer, options.accumulate, updates_before)
-        self._sample_count = BackgroundSum(trainer._kvstore, SAMPLE_COUNT, 2)
+        self._sample_count = BackgroundSum(store_of(trainer), SAMPLE_COUNT, 2)
         self._all_reached = (
-            BackgroundSum(trainer._kvstore, REACHED, len(trainer._params))
-            if options.ignore_stale_grad and is_distributed(trainer._kvstore)
+            BackgroundSum(store_of(trainer), REACHED, len(parameters_of(trainer)))
+            if options.ignore_stale_grad and is_distributed(store_of(trainer))
             else None
         )
         self._rows: dict[int, tuple] = {}  # id of a row_sparse gradient -> (the gradient, its sum over the steps)
-        self._net, self._join = net, Join(net, trainer._kvstore)
-        self._joins, self._is_distributed = bool(self._join), is_distributed(trainer._kvstore)
+        self._net, self._join = net, Join(net, store_of(trainer))
+        self._joins, self._is_distributed = bool(self._join), is_distributed(store_of(trainer))
         self._shards = shards_of(trainer)
         self._num_updates = 0
         self._num_steps = self._num_samples = 0  # accumulated
@@ -85,7 +86,7 @@ class Update:
         if self._joins:
             mx.nd.waitall()  # so that no call of this process is in flight
         launch()
-        if self._joins and self._read_counts()[-1][1] < contract(self._trainer._kvstore).num_workers:
+        if self._joins and self._read_counts()[-1][1] < contract(store_of(self._trainer)).num_workers:
             self._join.follow()
         if not self._options.ignore_stale_grad:  # otherwise the other processes send which parameters they have reached
             plan = plan_of(self._trainer)
@@ -139,7 +140,7 @@ class Update:
             if not num:
                 checks.refuse_no_samples()
             num = 1 if self._losses.is_divided else num
-            scaled = None if getattr(self._trainer, "_amp_loss_scaler", None) is None else self._loss_scaling
+            scaled = None if getattr(self._trainer, LOSS_SCALER, None) is None else self._loss_scaling
             overflow = scaled is not None and scaled.overflowed([plan.gradients[place][0] for place in reached])
             if self._survival is not None:
                 self._survival.commit([plan.parameters[place] for place in reached])
@@ -188,7 +189,7 @@ class Update:
         if self._all_reached is None:
             return reached
         found = {plan.numbers[place] for place in reached}
-        total = self._all_reached.sum([number in found for number in range(len(self._trainer._params))])
+        total = self._all_reached.sum([number in found for number in range(len(parameters_of(self._trainer)))])
         counts = self._all_reached.read(total, missing="no word of which parameters their losses reached")
         return [place for place in plan.places if counts[plan.numbers[place]]]
 
@@ -227,11 +228,11 @@ class Update:
         """Update with gradients that are the sums over `num` samples."""
         if self._options.clip_global_norm is not None:
             summed = [plan.gradients[place] for place in places]
-            gradients.clip(summed, self._options.clip_global_norm, self._trainer._scale / num)
+            gradients.clip(summed, self._options.clip_global_norm, scale_of(self._trainer) / num)
         if len(places) < len(plan.places) and not self._options.ignore_stale_grad:
             missed = [plan.parameters[place].name for place in plan.places if place not in {*places}]
             raise GradientUnavailable(
                 f"the loss did not reach {', '.join(missed)}; pass ignore_stale_grad=True to leave them as they are"
             )
-        self._trainer._check_and_rescale_grad(self._trainer._scale / num)
+        optimizer_of(self._trainer).rescale_grad = scale_of(self._trainer) / num
         update_copies(self._trainer, plan, places, self._shards)

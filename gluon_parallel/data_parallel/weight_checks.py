@@ -20,6 +20,7 @@ from ..kvstore.reserved_keys import WEIGHTS_DIGEST
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import Nested, as_legacy, leaves, to_device
 from ..mxnet.engine import Call, check, make_plain, push, view
+from ..mxnet.trainers import store_of
 from ..native import address
 from ..native.records import C, address_of
 from ..nn.blocks import blocks_of
@@ -161,8 +162,8 @@ class WeightsComparison:
 
     def __init__(self, net: mx.gluon.Block, trainer: mx.gluon.Trainer, shard: Nested | None) -> None:
         self._net, self._trainer, self.is_pending = net, trainer, False
-        self.looks_at = 1 if is_distributed(trainer._kvstore) else math.inf
-        self._sum = BackgroundSum(trainer._kvstore, WEIGHTS_DIGEST, 2 * DIGEST_BITS)
+        self.looks_at = 1 if is_distributed(store_of(trainer)) else math.inf
+        self._sum = BackgroundSum(store_of(trainer), WEIGHTS_DIGEST, 2 * DIGEST_BITS)
         self._sums: mx.nd.NDArray  # an array that becomes the sums of the bits
         self._inputs = next((leaf for _, leaf in leaves(shard) if isinstance(leaf, nd.NDArray)), None)
 
@@ -182,7 +183,7 @@ class WeightsComparison:
     def check(self, num_updates: int) -> None:
         """Before the next update: read the last comparison. ReplicasDiffer, on every process: they have come apart."""
         self.is_pending = False
-        store, sums = self._trainer._kvstore, self._sum.read(self._sums)
+        store, sums = store_of(self._trainer), self._sum.read(self._sums)
         equal = np.isin(sums, (0, store.num_workers))  # a bit that all processes have sums to their number
         if not equal[:DIGEST_BITS].all():
             check_replicas(self._net, store)

@@ -16,6 +16,15 @@ from ..allreduce.copy_sums import push_sums
 from ..allreduce.marks import Marks, get_marks, set_marks, watch
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import set_zero
+from ..mxnet.trainers import (
+    compression_of,
+    devices_of,
+    is_distributed_in_mxnet,
+    parameters_of,
+    store_of,
+    updaters_of,
+    updates_on_store,
+)
 from ..native import provide
 from ..native.records import address_of
 from .base import Store
@@ -41,7 +50,7 @@ class StepPlan:
     """
 
     def __init__(self, trainer: mx.gluon.Trainer) -> None:
-        everything = trainer._params
+        everything = parameters_of(trainer)
         self._everything, self._size = everything, len(everything)
         self._arrays = [*map(_weights_of, everything)], [*map(_gradients_of, everything)]
         self.parameters = gradients.trainable(trainer)
@@ -64,7 +73,7 @@ class StepPlan:
 
     def is_current(self, trainer: mx.gluon.Trainer) -> bool:
         """Whether the trainer's parameters have these arrays: another device, dtype or grad_req makes new ones."""
-        everything, (weights, grads) = trainer._params, self._arrays
+        everything, (weights, grads) = parameters_of(trainer), self._arrays
         return (
             everything is self._everything
             and len(everything) == self._size
@@ -136,13 +145,13 @@ class StepPlan:
 
     def sum(self, trainer: mx.gluon.Trainer, places: Sequence[int]) -> None:
         """Sum the gradients at these places over devices and processes; where the trainer's store updates, update."""
-        store, is_whole = trainer._kvstore, len(places) == len(self.places)
+        store, is_whole = store_of(trainer), len(places) == len(self.places)
         if self._sums_here(trainer) and is_whole and self._sums.is_all_in_c:
             for record in self._sums.records:
                 mx.base.check_call(push_sums(record, 0))
         elif self._sums_here(trainer):
             (self._sums if is_whole else CopySums([self.gradients[place] for place in places])).push()
-        elif isinstance(store, Store) and trainer._compression_params:
+        elif isinstance(store, Store) and compression_of(trainer):
             with store.summing_for(trainer):
                 self._sum_over(store, places, is_whole)
         elif isinstance(store, Store):
@@ -161,11 +170,11 @@ class StepPlan:
 
     def _sums_here(self, trainer: mx.gluon.Trainer) -> bool:
         """Whether :class:`.CopySums` does the work of the trainer's store: there is none, or it is MXNet's for CPUs."""
-        store = trainer._kvstore
-        if store is None or trainer._update_on_kvstore:
+        store = store_of(trainer)
+        if store is None or updates_on_store(trainer):
             return store is None
         is_mxnets = type(store) is mx.kv.KVStore and store.type in ("local", "device") and not is_distributed(store)
-        return is_mxnets and self._sums.is_all_in_c and not trainer._compression_params
+        return is_mxnets and self._sums.is_all_in_c and not compression_of(trainer)
 
     def _plan_for(self, store: Store, places: Sequence[int]) -> Plan:
         """Dense gradients first, for row_sparse ones are waited for."""
@@ -177,14 +186,14 @@ class StepPlan:
 
     def _exchange(self, trainer: mx.gluon.Trainer, place: int) -> None:
         """Sum one parameter's gradients by a store of MXNet or of another library, as MXNet's Trainer does."""
-        store, number, grads = trainer._kvstore, self.numbers[place], self.gradients[place]
-        outs = self.weights[place] if trainer._update_on_kvstore else grads
+        store, number, grads = store_of(trainer), self.numbers[place], self.gradients[place]
+        outs = self.weights[place] if updates_on_store(trainer) else grads
         if grads[0].stype == "default":
             store.pushpull(number, grads, out=outs, priority=-number)
             return
         store.push(number, grads, priority=-number)
         if self.parameters[place]._stype == "default":
-            store.pull(number, outs, priority=-number, ignore_sparse=trainer._distributed)
+            store.pull(number, outs, priority=-number, ignore_sparse=is_distributed_in_mxnet(trainer))
 
 
 def plan_of(trainer: mx.gluon.Trainer) -> StepPlan:
@@ -348,7 +357,7 @@ def update_copies(trainer: mx.gluon.Trainer, plan: StepPlan, places: Sequence[in
     else:
         owned = [(numbers, [g[at] for at in places], [w[at] for at in places]) for g, w in plan.of_devices]
     has_updated_all = shards is not None or _repeats(optimizer)
-    devices = zip(trainer._updaters, trainer._contexts, owned if has_updated_all else owned[:1])
+    devices = zip(updaters_of(trainer), devices_of(trainer), owned if has_updated_all else owned[:1])
     try:
         for updater, device, (own, grads, weights) in from_one_state(optimizer, devices) if len(owned) > 1 else devices:
             if len(own) == len(numbers):
@@ -369,4 +378,4 @@ def update_copies(trainer: mx.gluon.Trainer, plan: StepPlan, places: Sequence[in
         shards.share(plan, places)
     plan.mark(False, places)
     if gradients.summed:
-        gradients.use_sums([plan.parameters[place] for place in places], contract(trainer._kvstore).rank == 0)
+        gradients.use_sums([plan.parameters[place] for place in places], contract(store_of(trainer)).rank == 0)

@@ -18,6 +18,16 @@ from ..allreduce import gradients as fresh
 from ..errors import GradientUnavailable, InexactUpdate, warn
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_legacy
+from ..mxnet.trainers import (
+    devices_of,
+    has_made_store,
+    loss_scaler_of,
+    optimizer_of,
+    parameters_of,
+    scale_of,
+    store_of,
+    updates_on_store,
+)
 from .background_sum import BackgroundSum
 from .base import Store
 from .collective import committing
@@ -70,9 +80,9 @@ class _Loop:
         once, and the number of backward passes, below 0 if it is smaller than before. Those of the sum before, which
         has arrived, are compared.
         """
-        store, num = contract(trainer._kvstore), len(own)
+        store, num = contract(store_of(trainer)), len(own)
         if self._sum is None:
-            self._sum = BackgroundSum(trainer._kvstore, REACHED_PARAMETERS, num + 3 * store.num_workers)
+            self._sum = BackgroundSum(store_of(trainer), REACHED_PARAMETERS, num + 3 * store.num_workers)
         if self._total is not None:  # it has arrived, or the next sum would wait for it, too
             self._compare_numbers(trainer, self._read()[num:])
         numbers = [0.0] * (3 * store.num_workers)
@@ -80,12 +90,12 @@ class _Loop:
         numbers[2 * store.num_workers + store.rank] = -num_passes if has_fewer else num_passes
         self._passes, self._has_changed = num_passes or self._passes, has_fewer
         if updates:
-            numbers[store.rank] = trainer._optimizer.rescale_grad
-            numbers[store.num_workers + store.rank] = trainer._optimizer.learning_rate
+            numbers[store.rank] = optimizer_of(trainer).rescale_grad
+            numbers[store.num_workers + store.rank] = optimizer_of(trainer).learning_rate
             self._has_changed |= numbers[store.rank] != self._divisor
             self._divisor = numbers[store.rank]
         self._own, self._total, self._values = own, self._sum.sum([*own, *numbers]), None
-        missing = any(not flag for flag, parameter in zip(own, trainer._params) if parameter.grad_req != "null")
+        missing = any(not flag for flag, parameter in zip(own, parameters_of(trainer)) if parameter.grad_req != "null")
         return self._read()[:num] if missing else own
 
     def _read(self) -> np.ndarray:
@@ -113,14 +123,14 @@ class _Loop:
         Also refuse where a process has made fewer backward passes than the others, and than before: it had no samples
         in the last one, and its gradients are those of an earlier pass.
         """
-        store = contract(trainer._kvstore)
+        store = contract(store_of(trainer))
         divisors, rates, passes = np.split(numbers, 3)
         if (passes < 0).any() and abs(passes[passes < 0]).min() < abs(passes).max():
             self._total = None
             said = {rank: f"make {abs(num):.0f} backward passes" for rank, num in zip(store.ranks, passes) if num}
             raise differ(f"gluon.Trainer, before one step with {store.type!r}", said, FEWER_PASSES)
         for remedy, values, say in (
-            (ONE_DIVISOR, divisors, lambda value: divided_by(trainer._scale / value)),
+            (ONE_DIVISOR, divisors, lambda value: divided_by(scale_of(trainer) / value)),
             (ONE_RATE, rates, "train with the learning rate {:.6g}".format),
         ):
             known = values[values != 0]
@@ -136,18 +146,18 @@ def _loop(trainer: Any) -> _Loop:
 
 def _is_simple(trainer: Any) -> bool:
     """Whether MXNet's own way is right: one device of one process."""
-    is_one = len(trainer._contexts or ()) < 2
-    return is_one and (trainer._kvstore is None or not is_distributed(trainer._kvstore))
+    is_one = len(devices_of(trainer) or ()) < 2
+    return is_one and (store_of(trainer) is None or not is_distributed(store_of(trainer)))
 
 
 def _updates_on_store(trainer: Any) -> bool:
-    return bool(trainer._kvstore and trainer._update_on_kvstore)
+    return bool(store_of(trainer) and updates_on_store(trainer))
 
 
 def step(step_in_mxnet: Callable[..., None], trainer: Any, batch_size: int, ignore_stale_grad: bool = False) -> None:
     """Make a step of MXNet's Trainer; without `ignore_stale_grad`, parameters without fresh gradients are refused."""
     follow_parameters(trainer)
-    if trainer._kv_initialized and _is_simple(trainer):
+    if has_made_store(trainer) and _is_simple(trainer):
         step_in_mxnet(trainer, batch_size, ignore_stale_grad)
         return
     loop = _loop(trainer)
@@ -173,13 +183,13 @@ def allreduce_grads(allreduce_in_mxnet: Callable[..., None], trainer: Any) -> No
     if fresh.clipped:
         fresh.refuse_clipped(plan.parameters, _sums_over_processes(trainer))
     reached = _reached(trainer, loop, plan, own)
-    if not is_distributed(trainer._kvstore) and (len(own) < len(plan.places) or loop.all_known is not plan):
+    if not is_distributed(store_of(trainer)) and (len(own) < len(plan.places) or loop.all_known is not plan):
         _check_left_out(trainer, loop, plan)
-    if trainer._kvstore is None and trainer not in _sums_over_devices:
+    if store_of(trainer) is None and trainer not in _sums_over_devices:
         return
     plan.zero_stale(reached)
-    if _updates_on_store(trainer) and not is_distributed(trainer._kvstore):
-        count_once(trainer.optimizer, trainer._contexts)
+    if _updates_on_store(trainer) and not is_distributed(store_of(trainer)):
+        count_once(trainer.optimizer, devices_of(trainer))
         for part in one_by_one(trainer.optimizer, [plan.numbers[place] for place in reached]):
             plan.sum(trainer, reached[part])
     else:
@@ -193,7 +203,7 @@ def allreduce_grads(allreduce_in_mxnet: Callable[..., None], trainer: Any) -> No
 
 
 def _sums_over_processes(trainer: Any) -> bool:
-    return is_distributed(trainer._kvstore) and "async" not in trainer._kvstore.type
+    return is_distributed(store_of(trainer)) and "async" not in store_of(trainer).type
 
 
 def _refuse_sum_per_device(trainer: Any, loop: _Loop, before: np.ndarray) -> None:
@@ -205,11 +215,11 @@ def _refuse_sum_per_device(trainer: Any, loop: _Loop, before: np.ndarray) -> Non
     here = loop.devices
     if here is None or here[0] or not here.any() or not before.any() or (here & before).any():
         return
-    names = [str(device) for device, has in zip(trainer._contexts, here) if has]
+    names = [str(device) for device, has in zip(devices_of(trainer), here) if has]
     text = (
-        f"gluon.Trainer sums over {trainer._contexts}, but only {', '.join(names)} has new gradients, and in the step "
-        "before others had. Call trainer.step(num_samples) once for all devices, behind the loop over them, with the "
-        "number of all samples. Where some devices are meant to have no samples, let it be the last ones"
+        f"gluon.Trainer sums over {devices_of(trainer)}, but only {', '.join(names)} has new gradients, and in the "
+        "step before others had. Call trainer.step(num_samples) once for all devices, behind the loop over them, with "
+        "the number of all samples. Where some devices are meant to have no samples, let it be the last ones"
     )
     if loop.refuses:
         raise GradientUnavailable(f"{text}, or call step with ignore_stale_grad=True")
@@ -223,13 +233,13 @@ def _sends_zeros(trainer: Any) -> bool:
 
 def _reached(trainer: Any, loop: _Loop, plan: StepPlan, own: Sequence[int]) -> Sequence[int]:
     """The places of the parameters to sum: those that the losses of any process have reached, where they can tell."""
-    store = trainer._kvstore
+    store = store_of(trainer)
     if _sends_zeros(trainer) or (is_distributed(store) and not isinstance(store, (Store, Servers))):
         return plan.places
     if not is_distributed(store) or _updates_on_store(trainer):
         return own
     found = {plan.numbers[place] for place in own}
-    reached, num_passes = [number in found for number in range(len(trainer._params))], plan.count_passes()
+    reached, num_passes = [number in found for number in range(len(parameters_of(trainer)))], plan.count_passes()
     counts = loop.counts(trainer, reached, loop.in_step, num_passes if own else 0)
     return [place for place in plan.places if counts[plan.numbers[place]]]
 
@@ -260,7 +270,7 @@ def _stale(parameter: Any, what_happened: str) -> UserWarning:
 
 def _warn_of_zeros(trainer: Any, parameter: Any) -> None:
     warn(
-        f"{parameter.name} has no fresh gradient in this process. The servers of {trainer._kvstore.type!r} update it "
+        f"{parameter.name} has no fresh gradient in this process. The servers of {store_of(trainer).type!r} update it "
         "all the same, if only by weight decay and momentum; gluon.Trainer(..., update_on_kvstore=False) leaves it out",
         InexactUpdate,
     )
@@ -276,8 +286,8 @@ def update(update_in_mxnet: Callable[..., None], trainer: Any, ignore_stale_grad
     if survival is not None:
         survival.commit(fresh.trainable(trainer))
     if is_simple:
-        if trainer._params:
-            count_once(trainer.optimizer, trainer._params[0].list_ctx())
+        if parameters_of(trainer):
+            count_once(trainer.optimizer, parameters_of(trainer)[0].list_ctx())
         update_in_mxnet(trainer, ignore_stale_grad)
         return
     loop, plan = _loop(trainer), plan_of(trainer)
@@ -287,8 +297,8 @@ def update(update_in_mxnet: Callable[..., None], trainer: Any, ignore_stale_grad
         if loop.is_separate:
             update_in_mxnet(trainer, ignore_stale_grad)
             return
-        scaler = getattr(trainer, "_amp_loss_scaler", None)
-        if scaler is not None and scaler.has_overflow(trainer._params):
+        scaler = loss_scaler_of(trainer)
+        if scaler is not None and scaler.has_overflow(parameters_of(trainer)):
             fresh.summed.difference_update(plan.parameters)
             plan.mark(False)
             return
@@ -304,13 +314,13 @@ def update(update_in_mxnet: Callable[..., None], trainer: Any, ignore_stale_grad
 
 def _check_sums(trainer: Any, loop: _Loop, plan: StepPlan) -> None:
     """Warn, once, of gradients that nobody sums; refuse a parameter of which some copies have no gradient."""
-    if trainer._kvstore is None and trainer not in _sums_over_devices and loop.is_separate is None:
+    if store_of(trainer) is None and trainer not in _sums_over_devices and loop.is_separate is None:
         loop.is_separate = _is_separate(plan.parameters)
         if loop.is_separate:
             warn(
-                f"gluon.Trainer(..., kvstore=None) sums no gradients: each of {trainer._contexts} updates its own copy "
-                "of the weights. Leave kvstore=None out, or sum before: gp.allreduce(parameter.list_grad()) for each. "
-                "Where that is meant: warnings.filterwarnings('ignore', category=gp.errors.InexactUpdate)",
+                f"gluon.Trainer(..., kvstore=None) sums no gradients: each of {devices_of(trainer)} updates its own "
+                "copy of the weights. Leave kvstore=None out, or sum before: gp.allreduce(parameter.list_grad()) for "
+                "each. Where that is meant: warnings.filterwarnings('ignore', category=gp.errors.InexactUpdate)",
                 InexactUpdate,
             )
     if loop.is_separate:
@@ -322,7 +332,7 @@ def _check_sums(trainer: Any, loop: _Loop, plan: StepPlan) -> None:
     for place, parameter in enumerate(plan.parameters):
         marks = plan.marks[place]
         if parameter in fresh.summed:
-            if marks.any() and (is_distributed(trainer._kvstore) or _differ(parameter._grad)):
+            if marks.any() and (is_distributed(store_of(trainer)) or _differ(parameter._grad)):
                 raise GradientUnavailable(
                     f"a backward pass has written the gradients of {parameter.name} after they were summed; call "
                     "trainer.allreduce_grads() after the last backward pass"

@@ -12,6 +12,7 @@ from ..devices import check_available
 from ..errors import BatchMismatch, GradientUnavailable, PipelineMismatch, warn
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import Nested
+from ..mxnet.trainers import parameters_of
 from ..split import listed
 from .orders import ORDERS
 
@@ -91,7 +92,7 @@ def check_trainer(net: mx.gluon.Block, trainer: object) -> None:
     """Refuse a trainer that cannot update the pipeline's parameters."""
     _check_params(net, trainer, "step(loss, trainer, x, y)")
     assert isinstance(trainer, mx.gluon.Trainer)
-    sparse = [parameter.name for parameter in trainer._params if parameter._grad_stype != "default"]
+    sparse = [parameter.name for parameter in parameters_of(trainer) if parameter._grad_stype != "default"]
     if sparse:
         raise GradientUnavailable(
             f"{', '.join(sparse)}: MXNet cannot add up row_sparse gradients of micro-batches; build the layer with "

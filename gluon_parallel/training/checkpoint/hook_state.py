@@ -8,13 +8,14 @@ from ...archive import Archive
 from ...communication_hooks import StatefulHook
 from ...kvstore.mpi.store import MPI
 from ...mxnet.compat import mx
+from ...mxnet.trainers import compression_of, store_of
 
 _ERRORS, _SHARED, _RESIDUALS = "hook/errors/", "hook/shared/", "hook/residuals/"
 
 
 def keeps_parts(trainer: mx.gluon.Trainer) -> bool:
     """Whether each process keeps values of its own for later updates, as :func:`state_of_hook` returns them."""
-    compression = dict(trainer._compression_params or {})
+    compression = dict(compression_of(trainer) or {})
     return _hook_of(trainer) is not None or compression.get("type") == "2bit"
 
 
@@ -24,7 +25,7 @@ def state_of_hook(trainer: mx.gluon.Trainer, names: list[str]) -> dict[str, np.n
     Returns {"hook/errors/NAME": (num_workers, ...), "hook/shared/NAME": array} of a hook, {"hook/residuals/NAME":
     (num_workers, n)} of the store, or {}; `names` are those of the trainer's parameters.
     """
-    hook, store = _hook_of(trainer), trainer._kvstore
+    hook, store = _hook_of(trainer), store_of(trainer)
     if hook is not None:
         own = {_ERRORS + names[number]: error for number, error in sorted(hook.errors.items())}
         found = {_SHARED + names[number]: array.asnumpy() for number, array in hook.shared.items()}
@@ -44,7 +45,7 @@ def restore_hook(archive: Archive, trainer: mx.gluon.Trainer, names: list[str]) 
 
     What the processes have left out counts by its sum: other processes than there were take equal parts of it.
     """
-    hook, store = _hook_of(trainer), trainer._kvstore
+    hook, store = _hook_of(trainer), store_of(trainer)
     rank, num = (0, 1) if store is None else (store.rank, store.num_workers)
 
     def part(rows: np.ndarray) -> np.ndarray:

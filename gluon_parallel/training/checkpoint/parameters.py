@@ -7,7 +7,7 @@ from ...errors import CheckpointError
 from ...mxnet.compat import mx
 
 
-def parameters_of(net: mx.gluon.Block, may_be_deferred: bool = False) -> dict[str, mx.gluon.Parameter]:
+def initialized_parameters(net: mx.gluon.Block, may_be_deferred: bool = False) -> dict[str, mx.gluon.Parameter]:
     """The parameters of a net by their place in it.
 
     CheckpointError: one has no values; with `may_be_deferred`, it may be waiting for its shape.

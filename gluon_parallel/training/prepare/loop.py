@@ -19,6 +19,7 @@ from ...errors import LOG, BatchMismatch, NotFinite
 from ...kvstore import collective
 from ...kvstore.collective import gather, gather_objects
 from ...mxnet.compat import mx
+from ...mxnet.trainers import has_made_store
 from .. import stopping
 from ..checkpoint.state import is_divided
 from ..run import BEST, Run
@@ -104,7 +105,7 @@ class Loop:
 
     def _share_net(self) -> None:
         """Give all processes process 0's values of what a trainer that has not begun does not hold."""
-        if self.net is not None and self.trainer is not None and not self.trainer._kv_initialized:
+        if self.net is not None and self.trainer is not None and not has_made_store(self.trainer):
             broadcast_others(self.net, self.trainer, self._meeting)
 
     @property

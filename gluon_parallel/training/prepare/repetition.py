@@ -11,6 +11,7 @@ from ...allreduce import gradients
 from ...errors import BatchMismatch
 from ...mxnet.compat import mx
 from ...mxnet.compat.array_types import as_legacy, leaves
+from ...mxnet.trainers import has_made_store, loss_scaler_of, set_progress_of_store, waiting_for_store
 from ...split import map_arrays
 from .loaders import LoaderShard
 
@@ -76,9 +77,9 @@ def snapshot(changing: Sequence[Any], trainer: mx.gluon.Trainer) -> Callable[[],
         for array in map(as_legacy, parameter.list_data()) if has_values else ():
             alike.setdefault((array.context, array.dtype), []).append(array)
     copies = [(arrays, mx.nd.concat(*(array.reshape(-1) for array in arrays), dim=0)) for arrays in alike.values()]
-    scaler = getattr(trainer, "_amp_loss_scaler", None)
+    scaler = loss_scaler_of(trainer)
     scale = None if scaler is None else dict(vars(scaler))
-    begun = trainer._kv_initialized, list(trainer._params_to_init)
+    begun = has_made_store(trainer), list(waiting_for_store(trainer))
     drawn: list[tuple[Any, Any]] = []  # (parameter, its first values), where the step itself draws them
     for parameter in changing:
         if parameter._deferred_init:
@@ -94,7 +95,7 @@ def snapshot(changing: Sequence[Any], trainer: mx.gluon.Trainer) -> Callable[[],
                 array[:] = values
         if scale is not None:
             vars(scaler).update(scale)
-        trainer._kv_initialized, trainer._params_to_init = begun[0], list(begun[1])
+        set_progress_of_store(trainer, *begun)
         gradients.forget(one for one in gradients.trainable(trainer) if one._data is not None)
 
     return put_back

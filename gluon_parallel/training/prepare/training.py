@@ -13,6 +13,7 @@ from ...kvstore import collective
 from ...kvstore.collective import broadcast_object
 from ...metrics import evaluate
 from ...mxnet.compat import mx
+from ...mxnet.trainers import has_made_store, store_of, want_store, wanted_store
 from ...nn import convert_sync_batchnorm
 from ...nn.blocks import net_and_loss
 from ...nn.sync_batch_norm.participants import groups_of
@@ -116,18 +117,18 @@ def prepare(
 
 def _connected(trainer: mx.gluon.Trainer, store: Optional[Any]) -> Any:
     """The store through which all processes meet, which the trainer takes."""
-    own = trainer._kvstore if trainer._kv_initialized else trainer._kvstore_params["kvstore"]
+    own = store_of(trainer) if has_made_store(trainer) else wanted_store(trainer)
     if store is None:
         given = own is not None and getattr(own, "type", own) not in _OF_ONE_PROCESS
         store = own if given else "auto"
     store = kvstore.create(store) if isinstance(store, str) else kvstore.as_store(store, "prepare")
-    if trainer._kv_initialized and store is not own and store.num_workers > 1:
+    if has_made_store(trainer) and store is not own and store.num_workers > 1:
         raise GradientUnavailable(
             "the trainer has begun without the other processes; call gp.prepare before its first step and before its "
             "state is saved or loaded"
         )
-    if not trainer._kv_initialized:
-        trainer._kvstore_params["kvstore"] = store
+    if not has_made_store(trainer):
+        want_store(trainer, store)
     return store
 
 
