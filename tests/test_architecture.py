@@ -20,7 +20,7 @@ PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text("utf-8")
 # From the lowest layer to the highest. In the lowest one, modules may use those before them.
 LAYERS = [
     ["forks", "errors", "bounds", "native", "mxnet/cuda", "cores", "mxnet/compat"]
-    + ["mxnet/trainers", "mxnet/device_threads", "mxnet/engine"],
+    + ["mxnet/arrays", "mxnet/parameters", "mxnet/trainers", "mxnet/device_threads", "mxnet/engine"],
     ["devices", "split", "allreduce", "archive", "sample_loss"],
     ["kvstore", "loss_checks"],
     ["launch_engines", "communication_hooks"],

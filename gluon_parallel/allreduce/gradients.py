@@ -16,6 +16,7 @@ from ..errors import GradientUnavailable
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_legacy, set_zero, to_device
 from ..mxnet.engine import push, view
+from ..mxnet.parameters import devices_of_values, gradients_of, has_values, set_values, values_of
 from ..mxnet.trainers import parameters_of
 from ..native import function
 from . import written
@@ -46,7 +47,7 @@ def zero_stale(parameter: mx.gluon.Parameter, arrays: Iterable[mx.nd.NDArray]) -
     """Set those of these gradients to 0 that are not fresh, for their device had no samples, unless they accumulate."""
     if parameter.grad_req == "write":
         chosen = set(map(id, arrays))
-        for fresh, gradient in zip(flags(parameter), parameter._grad):
+        for fresh, gradient in zip(flags(parameter), gradients_of(parameter)):
             if not fresh and id(gradient) in chosen:
                 set_zero(gradient)
 
@@ -193,7 +194,7 @@ def owner_of(array: mx.nd.NDArray) -> tuple[mx.gluon.Parameter, str] | None:
     """The parameter whose ``"gradient"`` or ``"value"`` this array is on one of its devices, and which of both."""
     parameter = _parameters.get(id(array))
     if parameter is not None:
-        for what, copies in (("gradient", parameter._grad), ("value", parameter._data)):
+        for what, copies in (("gradient", gradients_of(parameter)), ("value", values_of(parameter))):
             if any(array is one for one in copies or ()):
                 return parameter, what
     return None
@@ -202,9 +203,9 @@ def owner_of(array: mx.nd.NDArray) -> tuple[mx.gluon.Parameter, str] | None:
 def owner(arrays: Sequence[mx.nd.NDArray]) -> mx.gluon.Parameter | None:
     """The parameter whose gradients these arrays are, if a backward pass has written one of them since the last sum."""
     parameter = _parameters.get(id(arrays[0])) if len(arrays) > 1 else None
-    if parameter is None or parameter._grad is None:
+    if parameter is None or gradients_of(parameter) is None:
         return None
-    fresh = {id(gradient): flag for gradient, flag in zip(parameter._grad, flags(parameter))}
+    fresh = {id(gradient): flag for gradient, flag in zip(gradients_of(parameter), flags(parameter))}
     return parameter if all(id(array) in fresh for array in arrays) and any(fresh[id(a)] for a in arrays) else None
 
 
@@ -221,7 +222,9 @@ def register(make_gradients: Callable[..., None], parameter: mx.gluon.Parameter,
     made.add(parameter)
     _note_new_gradients()
     written.note(parameter)
-    _parameters.update((id(array), parameter) for array in (*(parameter._grad or ()), *(parameter._data or ())))
+    _parameters.update(
+        (id(array), parameter) for array in (*(gradients_of(parameter) or ()), *(values_of(parameter) or ()))
+    )
 
 
 def copied(parameter: mx.gluon.Parameter) -> dict[str, Any]:
@@ -247,9 +250,9 @@ def restore(parameter: mx.gluon.Parameter, state: dict[str, Any]) -> None:
     have the arrays of all CPU devices on the first one.
     """
     vars(parameter).update(state)
-    if parameter._data is not None:
-        parameter._data = [to_device(one, device) for one, device in zip(parameter._data, parameter._ctx_list)]
-        parameter._init_grad()
+    if has_values(parameter):
+        devices = devices_of_values(parameter)
+        set_values(parameter, [to_device(one, device) for one, device in zip(values_of(parameter), devices)])
 
 
 def wait(parameters: Iterable[mx.gluon.Parameter]) -> None:

@@ -13,7 +13,9 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
+from ..mxnet.arrays import addresses_of
 from ..mxnet.compat import mx
+from ..mxnet.parameters import checked_values, values_of
 from ..native import function, library
 from ..native.records import C, address_of
 
@@ -52,7 +54,7 @@ class Marks:
         self._arrays = [array for arrays in values for array in arrays]
         shape = len(values), len(values[0]) if values else 0
         self.fresh = np.zeros(shape, np.int8)
-        handles = np.array([array.handle.value for array in self._arrays], np.int64)
+        handles = np.array(addresses_of(self._arrays), np.int64)
         adds = np.array([parameter.grad_req == "add" for parameter in parameters], np.int8)
         self.passes = np.zeros(shape[1], np.int64)
         kept = handles, adds, np.zeros(shape, np.int32), *np.zeros((2, shape[1]), np.int8), self.passes
@@ -64,7 +66,7 @@ class Marks:
             _watch(self.record)
         weakref.finalize(self, _forget, record, kept, self._arrays)
         found = weakref.ref(self)  # whoever makes marks keeps them, and so the arrays
-        _places.update((one, _Place(found, place, one._data)) for place, one in enumerate(parameters))
+        _places.update((one, _Place(found, place, values_of(one))) for place, one in enumerate(parameters))
 
 
 def _forget(record: Any, *_kept: Any) -> None:

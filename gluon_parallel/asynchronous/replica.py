@@ -7,8 +7,10 @@ import numpy as np
 
 from ..errors import AsynchronousUnsupported, GradientUnavailable
 from ..loss_checks import check_loss
+from ..mxnet.arrays import copy_from_numpy, is_fresh, set_fresh
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_tuple, set_zero
+from ..mxnet.parameters import is_initialized
 from ..nn.blocks import blocks_of
 from ..sample_loss import LossPerSample
 from ..split import num_samples, split_and_load
@@ -70,7 +72,7 @@ class Replica(MeanGradient):
                     f"{parameter.name} is {np.dtype(parameter.dtype).name}; the shared weights are float32, because "
                     "many small updates add up there. Build the net in float32"
                 )
-        if any(parameter._data is None and not parameter._deferred_init for parameter in parameters.values()):
+        if any(not is_initialized(parameter) for parameter in parameters.values()):
             net.initialize(ctx=device)
         parameters.reset_ctx(device)
 
@@ -88,7 +90,7 @@ class Replica(MeanGradient):
 
     def set_weights(self, weights: Array) -> None:
         for parameter, array in zip(self._trained, self._cut(weights)):
-            parameter.data(self.device)._sync_copyfrom(array)
+            copy_from_numpy(parameter.data(self.device), array)
 
     def get_statistics(self) -> list[Array]:
         """What layers count rather than learn, such as the running mean of BatchNorm."""
@@ -96,7 +98,7 @@ class Replica(MeanGradient):
 
     def set_statistics(self, arrays: list[Array]) -> None:
         for parameter, array in zip(self._statistics, arrays):
-            parameter.data(self.device)._sync_copyfrom(array)
+            copy_from_numpy(parameter.data(self.device), array)
 
     def named(self, weights: Array) -> dict[str, Array]:
         """The parameters by their names in the net (``features.0.weight``): flat weights, and then the statistics."""
@@ -108,12 +110,12 @@ class Replica(MeanGradient):
         self.set_weights(weights)
         mean, count = self.run(batch)
         for parameter in self._trained:
-            if not parameter.data(self.device)._fresh_grad:
+            if not is_fresh(parameter.data(self.device)):
                 raise GradientUnavailable(
                     f"{parameter.name} got no gradient: the loss does not depend on it. Leave its layer out, or set "
                     "its grad_req to 'null'"
                 )
-            parameter.data(self.device)._fresh_grad = False
+            set_fresh(parameter.data(self.device), False)
         gradient = concatenate([parameter.grad(self.device).asnumpy() for parameter in self._trained])
         return mean.asnumpy().item(), gradient, count
 

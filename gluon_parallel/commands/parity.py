@@ -12,6 +12,7 @@ from ..errors import ConfigError, GluonParallelError, WorkerFailed
 from ..launch.in_notebook import call_in_processes
 from ..launch_engines import ENGINES
 from ..mxnet.compat import mx
+from ..mxnet.parameters import waits_for_shape
 from ..nn import SyncBatchNorm
 from ..pipeline import Pipeline
 from ..training.seeding import reseed
@@ -138,7 +139,7 @@ def _set_weights(task, rng, device, dtype):
 
     What MXNet draws on a CPU depends on its number of threads, which is not the same in every run.
     """
-    if any(parameter._deferred_init for parameter in task.net.collect_params().values()):
+    if any(waits_for_shape(parameter) for parameter in task.net.collect_params().values()):
         with mx.autograd.pause():
             task.net(mx.nd.array(task.batch(1, np.random.default_rng(0))[0], ctx=device, dtype=dtype))
     for parameter in task.net._collect_params_with_prefix().values():

@@ -15,6 +15,7 @@ from ..kvstore.contract import contract
 from ..kvstore.factory import kind_of
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import Nested, leaves
+from ..mxnet.parameters import gradient_storage, is_initialized, weight_storage
 from ..mxnet.trainers import compression_of, devices_of, parameters_of, wanted_store
 from ..nn.blocks import blocks_of
 from ..nn.sync_batch_norm.graph import plain_batch_norms
@@ -80,7 +81,7 @@ def check_trainer(net: mx.gluon.Block, trainer: object, call: str) -> None:
     if not isinstance(trainer, mx.gluon.Trainer):
         raise ValueError(f"trainer: expected a gluon.Trainer, got {type(trainer).__name__}; the order is {call}")
     own = net.collect_params().values()
-    if new := [parameter.name for parameter in own if parameter._data is None and not parameter._deferred_init]:
+    if new := [parameter.name for parameter in own if not is_initialized(parameter)]:
         raise GradientUnavailable(
             f"{new[0]} of this {type(net).__name__} has no values: call net.initialize(ctx=gp.devices(...)) before"
         )
@@ -162,13 +163,13 @@ def call_in_words(inputs: Sequence[Nested], labels: Sequence[Nested], error: obj
 
 def refuse_sums(trainer: mx.gluon.Trainer) -> None:
     """Refuse row_sparse weights, and sums that the store cannot make: of row_sparse or of compressed gradients."""
-    weights = [parameter.name for parameter in parameters_of(trainer) if parameter._stype != "default"]
+    weights = [parameter.name for parameter in parameters_of(trainer) if weight_storage(parameter) != "default"]
     if weights:
         raise GradientUnavailable(
             f"{', '.join(weights)}: row_sparse weights live on the store, which must update them; train them with "
             "gluon.Trainer alone, or use a dense weight with sparse_grad=True"
         )
-    gradients = [parameter.name for parameter in trainable(trainer) if parameter._grad_stype != "default"]
+    gradients = [parameter.name for parameter in trainable(trainer) if gradient_storage(parameter) != "default"]
     parameters, store = compression_of(trainer), wanted_store(trainer)
     name, kind = getattr(store, "type", store), kind_of(store)
     if parameters and not kind.compresses:
@@ -203,7 +204,7 @@ def can_shard(trainer: mx.gluon.Trainer, kvstore: mx.kv.KVStoreBase | str | None
             f"shard_optimizer=True: {type(optimizer).__name__} draws noise, or keeps numbers that follow from all "
             "parameters, so it cannot update a part of them; take another optimizer, or leave shard_optimizer out"
         )
-    if sparse := [parameter.name for parameter in trainable(trainer) if parameter._grad_stype != "default"]:
+    if sparse := [parameter.name for parameter in trainable(trainer) if gradient_storage(parameter) != "default"]:
         raise GradientUnavailable(
             f"shard_optimizer=True: the gradients of {', '.join(sparse)} are row_sparse, which cannot be divided; "
             "build the layer with sparse_grad=False"

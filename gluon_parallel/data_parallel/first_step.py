@@ -15,6 +15,7 @@ from ..kvstore.handshake import signature
 from ..kvstore.trainer_parameters import follow_parameters
 from ..mxnet.compat import mx
 from ..mxnet.engine import make_plain
+from ..mxnet.parameters import gradient_storage, has_values, waits_for_shape, weight_storage
 from ..mxnet.trainers import (
     compression_of,
     devices_of,
@@ -68,7 +69,7 @@ def nccl_fits(trainer: mx.gluon.Trainer) -> bool:
         and not compression_of(trainer)
         and all(
             # It knows no sparse arrays, and would round halves after each addition.
-            parameter._stype == parameter._grad_stype == "default"
+            weight_storage(parameter) == gradient_storage(parameter) == "default"
             and np.dtype(parameter.dtype) in (np.float32, np.float64)
             for parameter in parameters_of(trainer)
         )
@@ -77,11 +78,11 @@ def nccl_fits(trainer: mx.gluon.Trainer) -> bool:
 
 def make_parameters(parameters: Sequence[mx.gluon.Parameter], run: Callable[[], object]) -> None:
     """``run()`` the net once where shapes of these parameters follow from its input."""
-    if any(parameter._deferred_init for parameter in parameters):
+    if any(waits_for_shape(parameter) for parameter in parameters):
         with mx.autograd.pause():
             run()
         # oneDNN has laid weights out anew for that, and ps-lite cannot send such.
-        make_plain(*(array for one in parameters if one._data is not None for array in one.list_data()))
+        make_plain(*(array for one in parameters if has_values(one) for array in one.list_data()))
 
 
 def broadcast_weights(net: mx.gluon.Block, trainer: mx.gluon.Trainer, run: Callable[[], object] | None) -> None:
@@ -91,7 +92,7 @@ def broadcast_weights(net: mx.gluon.Block, trainer: mx.gluon.Trainer, run: Calla
     parameters after the first gradients, and knows no others.
     """
     parameters = [*parameters_of(trainer), *outside(net, trainer).values()]
-    if run is None and any(parameter._deferred_init for parameter in parameters):
+    if run is None and any(waits_for_shape(parameter) for parameter in parameters):
         raise GradientUnavailable(
             "the first step has no samples here, and the net's parameters do not know their shapes yet; "
             "state every layer's in_units or in_channels"
@@ -128,7 +129,7 @@ def broadcast_others(net: mx.gluon.Block, trainer: mx.gluon.Trainer, store: mx.k
     ]
     ours.agree([*held, *(f"{_said(one, names)} outside of the trainer" for one in others)], _SAME_ORDER)
     for one in others:
-        if one._data is not None:
+        if has_values(one):
             key = next(state_of(ours).new_keys)
             ours.describe(key, one.name)
             copies = one.list_data()
@@ -154,5 +155,5 @@ def _names(net: mx.gluon.Block) -> dict[int, str]:
 
 def _said(parameter: mx.gluon.Parameter, names: dict[int, str]) -> str:
     """What this process holds, in words that another one's are compared with."""
-    values = signature(parameter.list_data()) if parameter._data is not None else "without values"
+    values = signature(parameter.list_data()) if has_values(parameter) else "without values"
     return f"hold {names.get(id(parameter), 'one of another net')} {values}"

@@ -18,6 +18,7 @@ from ..kvstore.survival import survives
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_legacy, to_device
 from ..mxnet.engine import make_plain
+from ..mxnet.parameters import gradient_storage
 from ..mxnet.trainers import compression_of, has_made_store, parameters_of, set_compression, store_of
 
 _BUILT_IN = StoreCompression, PowerSGD
@@ -67,7 +68,7 @@ def connect(trainer: mx.gluon.Trainer, hook: Any, store: Any) -> HookedSum | Non
             f"{where}: with --min-processes a step is repeated after a loss, and what a hook keeps cannot be taken "
             "back; use a compression by the store (float16, bfloat16), or leave --min-processes out"
         )
-    sparse = [parameter.name for parameter in parameters_of(trainer) if parameter._grad_stype != "default"]
+    sparse = [parameter.name for parameter in parameters_of(trainer) if gradient_storage(parameter) != "default"]
     if sparse:
         raise GradientUnavailable(
             f"{where}: hooks get dense gradients, and that of {sparse[0]} is row_sparse; build the layer with "

@@ -12,6 +12,7 @@ from ..loss_checks import check_loss
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import Nested, as_current, as_tuple
 from ..mxnet.device_threads.thread import acting_as, call_from
+from ..mxnet.parameters import gradient_storage, waits_for_shape
 from ..mxnet.trainers import LOSS_SCALER, check_devices, store_of
 from ..nn import convert_by_default, participants, say_what_was_converted
 from ..nn.blocks import net_and_loss
@@ -288,7 +289,7 @@ class DataParallel(TrainingStep):
             self._processes = getattr(store_of(self.trainer), "ranks", None)
         if self.accumulate > 1:
             for parameter in trainable(self.trainer):  # in every step: one that was frozen comes back with "write"
-                if parameter._grad_stype == "default":  # MXNet adds to no others; the update does
+                if gradient_storage(parameter) == "default":  # MXNet adds to no others; the update does
                     parameter.grad_req = "add"
         assert self._update is not None
         return self._update
@@ -296,7 +297,7 @@ class DataParallel(TrainingStep):
     def _show_shapes(self, inputs: tuple, labels: tuple) -> None:
         """Run the net once, and the loss if it has layers that wait for their shapes."""
         outputs = self.net(*inputs)
-        if any(parameter._deferred_init for parameter in self._blocks.collect_params().values()):
+        if any(waits_for_shape(parameter) for parameter in self._blocks.collect_params().values()):
             self.loss(*as_tuple(outputs), *labels)
 
     def _run(self, cut_batch: tuple[list, list[int], list[mx.Context]], num: int) -> mx.nd.NDArray:

@@ -17,6 +17,7 @@ from ..kvstore.reserved_keys import REACHED, SAMPLE_COUNT
 from ..kvstore.step_plan import StepPlan, plan_of, update_copies
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import Nested, set_zero
+from ..mxnet.parameters import gradient_storage
 from ..mxnet.trainers import LOSS_SCALER, optimizer_of, parameters_of, scale_of, store_of
 from ..nn.sync_batch_norm.join import Join, refuse_graphs
 from ..sample_loss import LossPerSample
@@ -174,7 +175,7 @@ class Update:
     def _add_rows(self) -> None:
         """Add up the row_sparse gradients of the steps of one update, for which MXNet has no ``grad_req="add"``."""
         for parameter in gradients.trainable(self._trainer):
-            if parameter._grad_stype == "default":
+            if gradient_storage(parameter) == "default":
                 continue
             for fresh, gradient in zip(gradients.flags(parameter), parameter.list_grad()):
                 if fresh:

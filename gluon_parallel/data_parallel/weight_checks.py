@@ -17,9 +17,11 @@ from ..kvstore.background_sum import BackgroundSum
 from ..kvstore.collective import gather
 from ..kvstore.contract import is_distributed
 from ..kvstore.reserved_keys import WEIGHTS_DIGEST
+from ..mxnet.arrays import addresses_of
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import Nested, as_legacy, leaves, to_device
 from ..mxnet.engine import Call, check, make_plain, push, view
+from ..mxnet.parameters import has_values, values_of
 from ..mxnet.trainers import store_of
 from ..native import address
 from ..native.records import C, address_of
@@ -57,7 +59,7 @@ class _Look:
         is_in_c = [array.ctx.device_type != "gpu" and np.dtype(array.dtype) in _DTYPES for array in arrays]
         self._on_host = [array for array, here in zip(arrays, is_in_c) if here and array.size]
         self._others = [array for array, here in zip(arrays, is_in_c) if not here]
-        handles = [array.handle.value for array in (*self._on_host, self._flags[0])]
+        handles = addresses_of((*self._on_host, self._flags[0]))
         sizes = [array.size for array in self._on_host]
         dtypes = [_DTYPES[np.dtype(array.dtype)] for array in self._on_host]
         self._memory = [np.array(one, np.int64) for one in (handles, sizes, dtypes)]
@@ -169,7 +171,9 @@ class WeightsComparison:
 
     def look(self, num_updates: int) -> None:
         self.looks_at = _after(num_updates, 1024)
-        others = [one for one in outside(self._net, self._trainer).values() if one.grad_req != "null" and one._data]
+        others = [
+            one for one in outside(self._net, self._trainer).values() if one.grad_req != "null" and values_of(one)
+        ]
         weights = [parameter.list_data()[0] for parameter in (*trainable(self._trainer), *others)]
         inputs = nd.zeros(DIGEST_BITS, ctx=mx.cpu(), dtype="float64")
         if self._inputs is not None:
@@ -232,7 +236,7 @@ def check_replicas(net: mx.gluon.Block, store: mx.kv.KVStoreBase | None = None) 
     parameters = {
         name: parameter
         for name, parameter in net._collect_params_with_prefix().items()
-        if parameter._data is not None and (id(parameter) in kept or not parameter.name.endswith(STATISTICS))
+        if has_values(parameter) and (id(parameter) in kept or not parameter.name.endswith(STATISTICS))
     }
     copies = {name: [_digest(data.asnumpy()) for data in one.list_data()] for name, one in parameters.items()}
     apart = [name for name, digests in copies.items() if len(set(digests)) > 1]

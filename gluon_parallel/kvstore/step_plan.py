@@ -16,6 +16,7 @@ from ..allreduce.copy_sums import push_sums
 from ..allreduce.marks import Marks, get_marks, set_marks, watch
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import set_zero
+from ..mxnet.parameters import checked_values, gradients_of, has_values, trainer_of, values_of, weight_storage
 from ..mxnet.trainers import (
     compression_of,
     devices_of,
@@ -34,7 +35,6 @@ from .trainer_parameters import follow_parameters
 
 T = TypeVar("T")
 _PLAN = "_gluon_parallel_plan"  # attribute of a trainer; a dictionary of trainers would keep them alive
-_weights_of, _gradients_of = operator.attrgetter("_data"), operator.attrgetter("_grad")
 
 
 class StepPlan:
@@ -52,11 +52,11 @@ class StepPlan:
     def __init__(self, trainer: mx.gluon.Trainer) -> None:
         everything = parameters_of(trainer)
         self._everything, self._size = everything, len(everything)
-        self._arrays = [*map(_weights_of, everything)], [*map(_gradients_of, everything)]
+        self._arrays = [*map(values_of, everything)], [*map(gradients_of, everything)]
         self.parameters = gradients.trainable(trainer)
         chosen = {id(parameter) for parameter in self.parameters}
         self.numbers = [number for number, parameter in enumerate(everything) if id(parameter) in chosen]
-        self.weights = [parameter._check_and_get(parameter._data, list) for parameter in self.parameters]
+        self.weights = [checked_values(parameter) for parameter in self.parameters]
         self.gradients = [parameter.list_grad() for parameter in self.parameters]
         self.places = range(len(self.parameters))
         self._adds = any(parameter.grad_req == "add" for parameter in self.parameters)
@@ -77,8 +77,8 @@ class StepPlan:
         return (
             everything is self._everything
             and len(everything) == self._size
-            and all(map(operator.is_, map(_weights_of, everything), weights))
-            and all(map(operator.is_, map(_gradients_of, everything), grads))
+            and all(map(operator.is_, map(values_of, everything), weights))
+            and all(map(operator.is_, map(gradients_of, everything), grads))
         )
 
     def all_fresh(self) -> bool:
@@ -192,7 +192,7 @@ class StepPlan:
             store.pushpull(number, grads, out=outs, priority=-number)
             return
         store.push(number, grads, priority=-number)
-        if self.parameters[place]._stype == "default":
+        if weight_storage(self.parameters[place]) == "default":
             store.pull(number, outs, priority=-number, ignore_sparse=is_distributed_in_mxnet(trainer))
 
 

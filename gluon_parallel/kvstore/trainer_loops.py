@@ -18,6 +18,7 @@ from ..allreduce import gradients as fresh
 from ..errors import GradientUnavailable, InexactUpdate, warn
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_legacy
+from ..mxnet.parameters import gradients_of
 from ..mxnet.trainers import (
     devices_of,
     has_made_store,
@@ -253,7 +254,7 @@ def _check_left_out(trainer: Any, loop: _Loop, plan: StepPlan) -> None:
             raise _stale(parameter, "nothing has been updated")
         elif _updates_on_store(trainer) and parameter not in _known:
             _known.add(parameter)
-            if any(as_legacy(gradient).asnumpy().any() for gradient in parameter._grad):
+            if any(as_legacy(gradient).asnumpy().any() for gradient in gradients_of(parameter)):
                 raise GradientUnavailable(
                     f"the gradients of {parameter.name} were written by no backward pass, so ignore_stale_grad=True "
                     "leaves it out. Mark them before: for array in parameter.list_data(): array._fresh_grad = True"
@@ -332,7 +333,7 @@ def _check_sums(trainer: Any, loop: _Loop, plan: StepPlan) -> None:
     for place, parameter in enumerate(plan.parameters):
         marks = plan.marks[place]
         if parameter in fresh.summed:
-            if marks.any() and (is_distributed(store_of(trainer)) or _differ(parameter._grad)):
+            if marks.any() and (is_distributed(store_of(trainer)) or _differ(gradients_of(parameter))):
                 raise GradientUnavailable(
                     f"a backward pass has written the gradients of {parameter.name} after they were summed; call "
                     "trainer.allreduce_grads() after the last backward pass"
@@ -352,7 +353,7 @@ def _is_separate(parameters: Sequence[Any]) -> bool | None:
     for parameter in parameters:
         if parameter in fresh.summed:
             return False
-        written = [array for array, mark in zip(parameter._grad, fresh.flags(parameter)) if mark]
+        written = [array for array, mark in zip(gradients_of(parameter), fresh.flags(parameter)) if mark]
         if len(written) > 1:
             found = _differ(written)
         if found:

@@ -16,6 +16,7 @@ from ..allreduce import written
 from ..errors import GradientUnavailable
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_legacy, leaves
+from ..mxnet.parameters import values_of
 from ..mxnet.trainers import (
     devices_of,
     fill_store,
@@ -154,7 +155,7 @@ def _renew_master_copies(trainer: Any, number: int, parameter: Any) -> None:
     optimizer = optimizer_of(trainer)
     if not optimizer.multi_precision or np.dtype(parameter.dtype) != np.float16:
         return
-    for updater, weight in zip(updaters_of(trainer), map(as_legacy, parameter._data or ())):
+    for updater, weight in zip(updaters_of(trainer), map(as_legacy, values_of(parameter) or ())):
         state = dict(leaves(updater.states.get(number)))
         for where in _copies_in(optimizer, number, weight.ndim) if number in updater.states else ():
             if state[where].shape == weight.shape:

@@ -11,6 +11,7 @@ from ..errors import warn
 from ..kvstore import check_sync_group
 from ..mxnet.compat import mx
 from ..mxnet.compat.replacing import named_arguments, stands_for
+from ..mxnet.parameters import is_initialized
 from .blocks import blocks_of
 from .sync_batch_norm.graph import sync_batch_norm_symbol
 from .sync_batch_norm.layer import SyncBatchNorm
@@ -195,7 +196,7 @@ def warn_of_contrib(
     global _has_warned
     if not _has_warned and mx.autograd.is_training() and layer._kwargs["ndev"] > 1:
         mean = layer.running_mean
-        devices = mean.list_ctx() if mean._data is not None or mean._deferred_init else []
+        devices = mean.list_ctx() if is_initialized(mean) else []
         if len(devices) > 1 and devices[0].device_type == "cpu":
             _has_warned = True
             warn(

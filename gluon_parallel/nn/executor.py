@@ -13,6 +13,7 @@ from typing import Any, Callable
 from ..allreduce import gradients
 from ..mxnet.compat import mx
 from ..mxnet.compat.replacing import stands_for
+from ..mxnet.parameters import draw_first_values, has_values, waits_for_shape
 from .for_cpu import for_cpu, is_faster_on
 from .frozen_weights import DenseLayer, dense_layers, with_weight_gradients
 from .sync_batch_norm.graph import synchronised
@@ -50,7 +51,7 @@ def building(block: mx.gluon.HybridBlock) -> Iterator[None]:
 def initialize(initialize_in_mxnet: Callable[..., None], parameter: mx.gluon.Parameter, *args: Any, **kw: Any) -> None:
     """Initialize a parameter as MXNet does; blocks are watched until all of unknown shapes have one."""
     initialize_in_mxnet(parameter, *args, **kw)
-    if parameter._deferred_init:
+    if waits_for_shape(parameter):
         with _lock:
             _waiting.add(parameter)
             if mx.gluon.HybridBlock.forward is _forward_in_mxnet:
@@ -66,7 +67,7 @@ def forward(block: mx.gluon.HybridBlock, x: Any, *args: Any) -> Any:
     """
     parameters = block._reg_params.values()
     for parameter in parameters:  # a loop, because every layer of a net that is not hybridized asks
-        if parameter._data is None or _making:
+        if not has_values(parameter) or _making:
             finish_initialization(block, (x, *args), parameters)
             break
     return _forward_in_mxnet(block, x, *args)
@@ -79,12 +80,12 @@ def finish_initialization(
     if any(isinstance(one, mx.sym.Symbol) for one in mx.gluon.block._flatten(args, "input")[0]):
         return
     with _alone():
-        waiting = [parameter for parameter in parameters if parameter._deferred_init]
+        waiting = [parameter for parameter in parameters if waits_for_shape(parameter)]
         if waiting:
             block._deferred_infer_shape(*args)
             for parameter in waiting:
-                parameter._finish_deferred_init()
-        if not any(parameter._deferred_init for parameter in _waiting):
+                draw_first_values(parameter)
+        if not any(waits_for_shape(parameter) for parameter in _waiting):
             _waiting.clear()
             if mx.gluon.HybridBlock.forward is forward:
                 mx.gluon.HybridBlock.forward = _forward_in_mxnet

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..mxnet.arrays import set_fresh, swap
 from ..mxnet.compat import mx
 from .rewrite_graph import Node, graph_of, new_node, replace_nodes
 
@@ -127,7 +128,7 @@ def _is_frozen(array: mx.nd.NDArray) -> bool:
 def has_graph(array: mx.nd.NDArray) -> bool:
     """Whether the array was computed from something that has a gradient."""
     try:
-        array._fresh_grad = False  # which MXNet refuses otherwise
+        set_fresh(array, False)  # which MXNet refuses otherwise
     except mx.base.MXNetError:
         return False
     return True

@@ -16,6 +16,7 @@ from ..mxnet.compat.replacing import stands_for
 from ..mxnet.device_threads.seeds import seed_this_thread
 from ..mxnet.device_threads.thread import thread_of
 from ..mxnet.engine import make_plain
+from ..mxnet.parameters import gradient_storage
 from ..native import function
 from .blocks import blocks_of, draws_random_numbers
 from .executor import building, finish_initialization
@@ -121,7 +122,9 @@ class _Graph:
         dtypes = {name: array.dtype for name, array in zip(self.arguments, of_arguments)}
         self.symbol, self._outputs = _with_float32_around(_copying(self.traced), dtypes)
         self._statistics = [parameters[name] for name in self.states]
-        sparse = [one.name for one in parameters.values() if one._grad_stype != "default" and one.grad_req != "null"]
+        sparse = [
+            one.name for one in parameters.values() if gradient_storage(one) != "default" and one.grad_req != "null"
+        ]
         if sparse:
             raise ValueError(
                 f"recompute: {', '.join(sparse)}: gradients must be dense; build it with sparse_grad=False"

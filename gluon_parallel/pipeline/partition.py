@@ -11,6 +11,7 @@ from typing import NamedTuple
 from ..data_parallel.precision import refuse_16_bits_on_cpus
 from ..errors import PipelineMismatch
 from ..mxnet.compat import mx
+from ..mxnet.parameters import has_values, waits_for_shape
 from .profile import parameter_bytes
 from .stage import Arrays, outputs_of
 
@@ -96,7 +97,7 @@ def partition(net: mx.gluon.Block, num_stages: int, *batch: mx.nd.NDArray) -> Pa
             "number of the net's layers"
         )
     for parameter in net.collect_params().values():
-        if parameter._data is None and not (batch and parameter._deferred_init):
+        if not has_values(parameter) and not (batch and waits_for_shape(parameter)):
             raise PipelineMismatch(
                 f"parameter {parameter.name} has no values yet: call net.initialize(...) before the net is cut, and "
                 "state every layer's in_units or in_channels, or run one batch, or pass one to gp.pipeline.partition"

@@ -21,6 +21,7 @@ from ...kvstore.step_plan import counts_of
 from ...kvstore.trainer_parameters import follow_parameters
 from ...mxnet.compat import mx
 from ...mxnet.compat.array_types import as_current, as_legacy, leaves
+from ...mxnet.parameters import draw_first_values, trainer_of, waits_for_shape
 from ...mxnet.trainers import (
     devices_of,
     fill_store,
@@ -239,9 +240,9 @@ def restore(
         f"{type(net).__name__}",
     )
     for name, parameter in parameters.items():
-        if parameter._deferred_init:
+        if waits_for_shape(parameter):
             parameter.shape = shapes[name]
-            parameter._finish_deferred_init()
+            draw_first_values(parameter)
     fill = _prepare_optimizer(archive, net, trainer, source) if trainer is not None else None
 
     for name, values in copies.items():
@@ -333,7 +334,7 @@ def _set_data(parameter: mx.gluon.Parameter, array: np.ndarray) -> None:
     if array.ndim:
         parameter.set_data(as_current(value))
         return
-    trainer = parameter._trainer  # MXNet's set_data cannot fill mx.np arrays of no dimension
+    trainer = trainer_of(parameter)  # MXNet's set_data cannot fill mx.np arrays of no dimension
     if (
         trainer
         and has_made_store(trainer)

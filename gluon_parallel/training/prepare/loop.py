@@ -19,6 +19,7 @@ from ...errors import LOG, BatchMismatch, NotFinite
 from ...kvstore import collective
 from ...kvstore.collective import gather, gather_objects
 from ...mxnet.compat import mx
+from ...mxnet.parameters import waits_for_shape
 from ...mxnet.trainers import has_made_store
 from .. import stopping
 from ..checkpoint.state import is_divided
@@ -320,7 +321,7 @@ class Loop:
         """Random numbers of a step, by default the next one, and of what reads its batch, follow from its number."""
         step = self.num_steps if number is None else number
         parameters = self.net.collect_params().values() if self.net is not None and step == 0 else ()
-        draws_weights = any(parameter._deferred_init for parameter in parameters)  # whose shapes come from this step
+        draws_weights = any(waits_for_shape(parameter) for parameter in parameters)  # whose shapes come from this step
         # Weights are the same on all processes, should process 0 be lost before it has sent its own.
         reseed(self._seed + (0 if draws_weights else self.rank), 1, step)
 

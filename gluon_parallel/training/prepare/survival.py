@@ -20,6 +20,7 @@ from ...kvstore.collective import gather, gather_objects
 from ...kvstore.contract import contract
 from ...mxnet.compat import mx
 from ...mxnet.engine.failures import drop_tracebacks
+from ...mxnet.parameters import forget_call_with_first_values, has_values, is_differentiable
 from ...mxnet.trainers import has_made_store, parameters_of, set_progress_of_store, waiting_for_store, want_store
 from ...nn.sync_batch_norm.participants import drain, groups_of
 from ...nn.sync_batch_norm.sync_group import all_groups
@@ -184,7 +185,7 @@ class Survival:
             gradients.wait(parameters)
             if self.num_updates == 0:  # gluon.Trainer sends the weights when their gradients are there
                 for parameter in parameters_of(self.trainer):
-                    for array in parameter.list_data() if parameter._data is not None else ():
+                    for array in parameter.list_data() if has_values(parameter) else ():
                         array.wait_to_read()
             self._store.check()
         self._has_updated = True
@@ -247,7 +248,7 @@ class Survival:
         self._done = is_update, result
         if is_update:
             for parameter in self._changing:  # of those that no batch has reached yet, see `snapshot`
-                vars(parameter).pop("_init_impl", None)
+                forget_call_with_first_values(parameter)
             self.num_updates += 1
             self._steps.clear()
 
@@ -322,4 +323,4 @@ class Survival:
     @functools.cached_property
     def _statistics(self) -> list[Any]:
         parameters = self._net.collect_params().values()
-        return [one for one in parameters if not one._differentiable and len(one.shape) == 1]
+        return [one for one in parameters if not is_differentiable(one) and len(one.shape) == 1]

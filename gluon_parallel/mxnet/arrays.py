@@ -1,0 +1,35 @@
+"""What an ``NDArray`` keeps to itself: its address in MXNet, and the mark that its gradient is fresh."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from .compat import mx
+
+
+def addresses_of(arrays: Iterable[mx.nd.NDArray]) -> list[int]:
+    """What MXNet's C functions know these arrays by."""
+    return [array.handle.value for array in arrays]
+
+
+def swap(one: Any, other: Any) -> None:
+    """Exchange what two arrays, or two executors of graphs, are in MXNet; whoever has one of them gets the other."""
+    one.handle, other.handle = other.handle, one.handle
+
+
+def is_fresh(value: mx.nd.NDArray) -> bool:
+    """Whether a backward pass has written the gradient of this value since the mark was taken away."""
+    return value._fresh_grad
+
+
+def set_fresh(value: mx.nd.NDArray, fresh: bool) -> None:
+    """Mark the gradient of this value as fresh, or as not; raises MXNetError if it has none."""
+    value._fresh_grad = fresh
+
+
+def copy_from_numpy(array: mx.nd.NDArray, values: np.ndarray) -> None:
+    """Write values of the array's shape into it, and wait until they are there."""
+    array._sync_copyfrom(values)
