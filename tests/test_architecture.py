@@ -20,7 +20,8 @@ PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text("utf-8")
 # From the lowest layer to the highest. In the lowest one, modules may use those before them.
 LAYERS = [
     ["forks", "errors", "bounds", "native", "mxnet/cuda", "cores", "mxnet/compat"]
-    + ["mxnet/arrays", "mxnet/parameters", "mxnet/trainers", "mxnet/device_threads", "mxnet/engine"],
+    + ["mxnet/library", "mxnet/arrays", "mxnet/parameters", "mxnet/blocks", "mxnet/optimizers", "mxnet/trainers"]
+    + ["mxnet/modules", "mxnet/loss_scaler", "mxnet/loaders", "mxnet/metrics", "mxnet/device_threads", "mxnet/engine"],
     ["devices", "split", "allreduce", "archive", "sample_loss"],
     ["kvstore", "loss_checks"],
     ["launch_engines", "communication_hooks"],
@@ -118,14 +119,16 @@ def replaced_in(source):
     """The functions of MXNet that a file's statements replace, without what leads to MXNet.
 
     Example:
-        >>> replaced_in("mx.nd.f = g; self.x = 1; _LIB.MXInvoke = h; setattr(mx.io, 'f', g)")
-        ['nd.f', 'MXInvoke', 'setattr']
+        >>> replaced_in("mx.nd.f = g; self.x = 1; _LIB.MXSet = h; replace_c_function('MXRun', i); setattr(mx, 'f', g)")
+        ['nd.f', 'MXSet', 'MXRun', 'setattr']
     """
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Assign):
             names = [ast.unparse(target).split(".") for target in node.targets if isinstance(target, ast.Attribute)]
             found += [".".join(rest) for root, *rest in names if root in ("mx", "_LIB", "amp_module")]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "replace_c_function":
+            found.append(node.args[0].value)
         elif isinstance(node, ast.Call) and ast.unparse(node.func) == "setattr" and "mx" in ast.unparse(node.args[0]):
             found.append("setattr")
     return found

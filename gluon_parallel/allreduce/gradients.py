@@ -13,6 +13,7 @@ from typing import Any, Callable
 import numpy as np
 
 from ..errors import GradientUnavailable
+from ..mxnet.arrays import multiply
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_legacy, set_zero, to_device
 from ..mxnet.engine import push, view
@@ -132,7 +133,7 @@ def clip(gradients: Iterable[Sequence[mx.nd.NDArray]], largest: float, rescale: 
     for copies in gradients:
         for gradient in copies:
             if gradient.stype != "default":  # no operator takes them and an array of one value
-                mx.nd._internal._mul_scalar(gradient, scalar=float(scale.asscalar()), out=gradient)
+                multiply(gradient, float(scale.asscalar()))
                 continue
             factor = scale.as_in_context(gradient.context).astype(gradient.dtype)
             mx.nd.broadcast_mul(gradient, factor.reshape((1,) * gradient.ndim), out=gradient)

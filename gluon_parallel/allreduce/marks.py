@@ -15,15 +15,15 @@ import numpy as np
 
 from ..mxnet.arrays import addresses_of
 from ..mxnet.compat import mx
+from ..mxnet.library import replace_c_function
 from ..mxnet.parameters import checked_values, values_of
 from ..native import function, library
 from ..native.records import C, address_of
 
-_LIB = mx.base._LIB
 get_marks = function("gp_get_marks", 4, keeps_lock=True)
 set_marks = function("gp_set_marks", 4, keeps_lock=True)
 _watch, _unwatch = function("gp_watch", 1, keeps_lock=True), function("gp_unwatch", 1, keeps_lock=True)
-_LIB.MXAutogradBackwardEx = library().gp_go_backward
+replace_c_function("MXAutogradBackwardEx", library().gp_go_backward)
 
 
 class _Place(NamedTuple):

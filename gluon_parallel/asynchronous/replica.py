@@ -8,6 +8,7 @@ import numpy as np
 from ..errors import AsynchronousUnsupported, GradientUnavailable
 from ..loss_checks import check_loss
 from ..mxnet.arrays import copy_from_numpy, is_fresh, set_fresh
+from ..mxnet.blocks import parameters_by_structure
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_tuple, set_zero
 from ..mxnet.parameters import is_initialized
@@ -81,7 +82,7 @@ class Replica(MeanGradient):
         [inputs] = split_and_load(as_tuple(batch[0]), [self.device])
         with mx.autograd.pause():
             self.net(*inputs)
-        named = self.net._collect_params_with_prefix()
+        named = parameters_by_structure(self.net)
         self._names = {id(parameter): name for name, parameter in named.items()}
         self._statistics = [p for p in self.net.collect_params().values() if p.grad_req == "null"]
 

@@ -13,6 +13,7 @@ from ..allreduce.gradients import trainable
 from ..errors import LOG, BatchMismatch, GradientUnavailable, StatisticsPerDevice, warn
 from ..kvstore.contract import contract
 from ..kvstore.factory import kind_of
+from ..mxnet.blocks import class_axis, has_classes, options_of
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import Nested, leaves
 from ..mxnet.parameters import gradient_storage, is_initialized, weight_storage
@@ -109,7 +110,7 @@ def check_call(x: Nested | None, is_distributed: bool) -> None:
 
 def check_classes(loss: Any, outputs: Sequence[Nested], labels: Sequence[Nested]) -> None:
     """Refuse labels that are no class of the net's outputs: MXNet would silently train on the nearest class."""
-    if type(loss) is not mx.gluon.loss.SoftmaxCrossEntropyLoss or not loss._sparse_label:
+    if type(loss) is not mx.gluon.loss.SoftmaxCrossEntropyLoss or not has_classes(loss):
         return
     if len(outputs) != 1 or len(labels) != 1:  # a weight per sample may leave such labels out
         return
@@ -119,7 +120,7 @@ def check_classes(loss: Any, outputs: Sequence[Nested], labels: Sequence[Nested]
     dtype = np.dtype(label.dtype)
     if dtype.kind not in "iu" and dtype.itemsize < 4:  # float16 rounds large classes
         return
-    num, values = output.shape[loss._axis], label.asnumpy()
+    num, values = output.shape[class_axis(loss)], label.asnumpy()
     if values.size and not (values.min() >= 0 and values.max() < num):
         raise BatchMismatch(
             f"SoftmaxCrossEntropyLoss: the labels on {label.ctx} go from {values.min():g} to {values.max():g}, and the "
@@ -225,7 +226,7 @@ def warn_of_statistics(net: mx.gluon.Block, num_parts: int, store: mx.kv.KVStore
         return
     found, graph = [], ""
     for block in blocks_of(net):
-        if type(block) is mx.gluon.nn.BatchNorm and not block._kwargs["use_global_stats"]:
+        if type(block) is mx.gluon.nn.BatchNorm and not options_of(block)["use_global_stats"]:
             found.append(block.name)
         elif isinstance(block, mx.gluon.SymbolBlock) and (norms := plain_batch_norms(block)):
             found.extend(norms)

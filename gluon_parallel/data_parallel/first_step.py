@@ -13,6 +13,7 @@ from ..kvstore.collective import committing
 from ..kvstore.contract import contract, state_of
 from ..kvstore.handshake import signature
 from ..kvstore.trainer_parameters import follow_parameters
+from ..mxnet.blocks import parameters_by_structure
 from ..mxnet.compat import mx
 from ..mxnet.engine import make_plain
 from ..mxnet.parameters import gradient_storage, has_values, waits_for_shape, weight_storage
@@ -139,14 +140,14 @@ def broadcast_others(net: mx.gluon.Block, trainer: mx.gluon.Trainer, store: mx.k
 def outside(net: mx.gluon.Block, trainer: mx.gluon.Trainer) -> dict[int, mx.gluon.Parameter]:
     """The net's parameters that the trainer does not hold, by their identity."""
     held = {id(parameter) for parameter in parameters_of(trainer)}
-    every = (*net._collect_params_with_prefix().values(), *net.collect_params().values())
+    every = (*parameters_by_structure(net).values(), *net.collect_params().values())
     return {id(parameter): parameter for parameter in every if id(parameter) not in held}
 
 
 def _names(net: mx.gluon.Block) -> dict[int, str]:
     """Where each parameter is in the net, by its identity; one that several layers share has several places."""
     places: dict[int, list[str]] = {}
-    for name, parameter in net._collect_params_with_prefix().items():
+    for name, parameter in parameters_by_structure(net).items():
         places.setdefault(id(parameter), []).append(name)
     for number, parameter in enumerate(net.collect_params().values()):  # those that are no attribute of a block
         places.setdefault(id(parameter), [f"parameter {number}"])

@@ -17,9 +17,17 @@ from numpy.typing import DTypeLike
 from ..errors import NotFinite, PrecisionUnsupported
 from ..kvstore.background_sum import BackgroundSum
 from ..kvstore.reserved_keys import OVERFLOW
+from ..mxnet.blocks import own_parameters
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import BFLOAT16, as_legacy
 from ..mxnet.compat.replacing import stands_for
+from ..mxnet.loss_scaler import (
+    is_amp_initialized,
+    largest_scale,
+    num_without_overflow,
+    set_loss_scale,
+    updates_until_growth,
+)
 from ..mxnet.trainers import (
     compression_of,
     loss_scaler_of,
@@ -116,8 +124,7 @@ def active_precision() -> str | None:
     Example:
         >>> active_precision()
     """
-    module: Any = sys.modules.get("mxnet.contrib.amp.amp")
-    if module is None or not module._amp_initialized:
+    if not is_amp_initialized():
         return None
     probe = mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=1, no_bias=True)  # MXNet keeps the type nowhere else
     nodes = json.loads(probe.tojson(remove_amp_cast=False))["nodes"]
@@ -185,7 +192,9 @@ def refuse_16_bits_on_cpus(net: mx.gluon.Block, devices: Sequence[mx.Context]) -
     layers = (nn.Dense, nn.conv_layers._Conv, rnn.rnn_layer._RNNLayer, rnn.RecurrentCell)
     _refuse_on_cpus(active_precision(), devices, f"amp.init({active_precision()!r})")
     for block in blocks_of(net):
-        if isinstance(block, layers) and any(np.dtype(one.dtype) == np.float16 for one in block._reg_params.values()):
+        if isinstance(block, layers) and any(
+            np.dtype(one.dtype) == np.float16 for one in own_parameters(block).values()
+        ):
             _refuse_on_cpus("float16", devices, f"layer {block.name} with float16 weights")
 
 
@@ -246,19 +255,18 @@ class LossScaling:
         if self._sum is None:
             self._sum = BackgroundSum(store_of(self._trainer), OVERFLOW, 1)
         overflow = bool(self._sum.read(self._sum.sum(1 - all_finite(gradients)))[0])
-        scale, count = scaler.loss_scale, 0 if overflow else scaler._unskipped + 1
+        scale, count = scaler.loss_scale, 0 if overflow else num_without_overflow(scaler) + 1
         if overflow:
             self.num_skipped += 1
             scale /= 2
-        elif count == scaler._scale_seq_len:
-            scale, count = min(scale * 2, scaler._max_loss_scale), 0
+        elif count == updates_until_growth(scaler):
+            scale, count = min(scale * 2, largest_scale(scaler)), 0
         if scale < _SMALLEST_SCALE:
             raise NotFinite(
                 f"the gradients are not finite, even with the loss multiplied by {2 * scale:g}: {self.num_skipped} "
                 "updates were left out. NaN among the inputs is the usual cause, or a learning rate that is too large"
             )
-        scaler._loss_scale = scaler._next_loss_scale = scale
-        scaler._unskipped = count
+        set_loss_scale(scaler, scale, count)
         return overflow
 
 

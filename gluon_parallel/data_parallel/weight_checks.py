@@ -18,6 +18,7 @@ from ..kvstore.collective import gather
 from ..kvstore.contract import is_distributed
 from ..kvstore.reserved_keys import WEIGHTS_DIGEST
 from ..mxnet.arrays import addresses_of
+from ..mxnet.blocks import options_of, own_parameters, parameters_by_structure
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import Nested, as_legacy, leaves, to_device
 from ..mxnet.engine import Call, check, make_plain, push, view
@@ -231,11 +232,11 @@ def check_replicas(net: mx.gluon.Block, store: mx.kv.KVStoreBase | None = None) 
         Traceback (most recent call last):
         gluon_parallel.errors.ReplicasDiffer: parameter weight differs between cpu(0) and cpu(1)...
     """
-    constant = [block for block in blocks_of(net) if getattr(block, "_kwargs", {}).get("use_global_stats")]
-    kept = {id(parameter) for block in constant for parameter in block._reg_params.values()}
+    constant = [block for block in blocks_of(net) if options_of(block).get("use_global_stats")]
+    kept = {id(parameter) for block in constant for parameter in own_parameters(block).values()}
     parameters = {
         name: parameter
-        for name, parameter in net._collect_params_with_prefix().items()
+        for name, parameter in parameters_by_structure(net).items()
         if has_values(parameter) and (id(parameter) in kept or not parameter.name.endswith(STATISTICS))
     }
     copies = {name: [_digest(data.asnumpy()) for data in one.list_data()] for name, one in parameters.items()}

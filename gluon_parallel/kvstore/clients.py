@@ -13,6 +13,8 @@ from typing import Any
 
 from ..errors import CompressionFault, GradientUnavailable, warn
 from ..mxnet.compat import mx
+from ..mxnet.modules import batch_size_of_module, compression_of_module, copies_by_name, weights_by_name
+from ..mxnet.optimizers import updater_in
 from ..mxnet.trainers import (
     compression_of,
     has_sparse_gradients,
@@ -74,7 +76,7 @@ def create_store(
 
 def _keeps_weights(store: Any, arg_params: Mapping[str, Any]) -> bool:
     """Whether a store updates weights of its own: MXNet's servers do, and a caller, or a row_sparse weight, may ask."""
-    is_asked = "MXNET_UPDATE_ON_KVSTORE" in os.environ or getattr(store, "_updater", None) is not None
+    is_asked = "MXNET_UPDATE_ON_KVSTORE" in os.environ or updater_in(store) is not None
     return is_asked or "dist" in store.type or any(array.stype != "default" for array in arg_params.values())
 
 
@@ -163,14 +165,14 @@ def init_optimizer(
 ) -> None:
     """Make a Module's optimizer, which divides by the samples of all processes, and give all rank 0's weights."""
     kvstore = open_named(kvstore)
-    if isinstance(kvstore, Store) and kvstore.has_groups and module._compression_params:
+    if isinstance(kvstore, Store) and kvstore.has_groups and compression_of_module(module):
         if force_init or not module.optimizer_initialized:  # others that go through this store did not ask for it
             kvstore = kvstore.part(range(kvstore.num_workers))
     if not isinstance(kvstore, Store) or (module.optimizer_initialized and not force_init):
         init_in_mxnet(module, kvstore, optimizer, optimizer_params, force_init)
         return
     optimizer_params = dict(optimizer_params)
-    optimizer_params.setdefault("rescale_grad", 1.0 / (module._exec_group.batch_size * kvstore.num_workers))
+    optimizer_params.setdefault("rescale_grad", 1.0 / (batch_size_of_module(module) * kvstore.num_workers))
     divisor = divided_by(1 / optimizer_params["rescale_grad"])
     kvstore.agree([divisor], "Bind the Module to one batch_size on all processes")
     if isinstance(optimizer, mx.optimizer.Optimizer) and kvstore.num_workers > 1:
@@ -184,5 +186,6 @@ def init_optimizer(
     with warnings.catch_warnings():  # MXNet compares with the mean over this process's samples
         warnings.filterwarnings("ignore", "Optimizer created manually outside Module", UserWarning)
         init_in_mxnet(module, kvstore, optimizer, optimizer_params, force_init)
-    for name, copies in zip(module._param_names, module._exec_group.param_arrays):
-        kvstore.broadcast(name, module._arg_params[name], [module._arg_params[name], *copies])
+    weights = weights_by_name(module)
+    for name, copies in copies_by_name(module):
+        kvstore.broadcast(name, weights[name], [weights[name], *copies])

@@ -14,6 +14,13 @@ from typing import Any
 from ..allreduce import broadcast
 from ..errors import CheckpointError
 from ..mxnet.compat import mx
+from ..mxnet.modules import (
+    devices_of_module,
+    parameter_names,
+    store_of_module,
+    updater_of_module,
+    updates_on_modules_store,
+)
 from .base import Store
 
 # An updater -> for each name the sum of the gradients; these themselves stay, since a backward pass may add to them.
@@ -46,16 +53,16 @@ def update_params(
 def load_states(load_in_mxnet: Callable[..., None], module: Any, fname: str) -> None:
     """Load a file of ``save_optimizer_states``, also of another number of devices: on one, states have numbers."""
     load_in_mxnet(module, fname)
-    updater = module._updater or getattr(module._kvstore, "_updater", None)
-    if updater is None or (len(module._context) > 1 and module._kvstore is None):
+    updater = updater_of_module(module)
+    if updater is None or (len(devices_of_module(module)) > 1 and store_of_module(module) is None):
         return
-    names = module._exec_group.param_names
+    names = parameter_names(module)
     if wrong := [key for key in updater.states if not isinstance(key, str) and key >= len(names)]:
         raise CheckpointError(
             f"{fname}: the optimizer's state number {max(wrong)} is of none of the {len(names)} parameters. It is of "
             "another net, or of several devices without a sum, whose numbers nobody knows"
         )
-    has_numbers = len(module._context) == 1 and not module._update_on_kvstore
+    has_numbers = len(devices_of_module(module)) == 1 and not updates_on_modules_store(module)
     known = {name: number for number, name in enumerate(names)} if has_numbers else dict(enumerate(names))
     for table in (updater.states, updater.states_synced):
         items = [(known.get(key, key), value) for key, value in table.items()]

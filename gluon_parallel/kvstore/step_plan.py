@@ -16,6 +16,8 @@ from ..allreduce.copy_sums import push_sums
 from ..allreduce.marks import Marks, get_marks, set_marks, watch
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import set_zero
+from ..mxnet.library import check
+from ..mxnet.optimizers import count_for, count_updates, counts_by_device
 from ..mxnet.parameters import checked_values, gradients_of, has_values, trainer_of, values_of, weight_storage
 from ..mxnet.trainers import (
     compression_of,
@@ -148,7 +150,7 @@ class StepPlan:
         store, is_whole = store_of(trainer), len(places) == len(self.places)
         if self._sums_here(trainer) and is_whole and self._sums.is_all_in_c:
             for record in self._sums.records:
-                mx.base.check_call(push_sums(record, 0))
+                check(push_sums(record, 0))
         elif self._sums_here(trainer):
             (self._sums if is_whole else CopySums([self.gradients[place] for place in places])).push()
         elif isinstance(store, Store) and compression_of(trainer):
@@ -232,14 +234,14 @@ provide("plan_steps", _plan_steps)
 def counts_of(optimizer: mx.optimizer.Optimizer) -> dict[int, int]:
     """Number of a parameter -> how often it was updated; the largest of all devices' counts."""
     merged: dict[int, int] = {}
-    for table in optimizer._all_index_update_counts.values():
+    for table in counts_by_device(optimizer).values():
         merged.update((number, max(count, merged.get(number, 0))) for number, count in table.items())
     return merged
 
 
 def count_once(optimizer: mx.optimizer.Optimizer, devices: Sequence[mx.Context]) -> None:
     """Give all devices one table of counts, which a file of states may have for other devices alone."""
-    tables = optimizer._all_index_update_counts
+    tables = counts_by_device(optimizer)
     if len(tables) == 1 and all(device.device_id in tables for device in devices):
         return
     numbers = {*tables, *(device.device_id for device in devices)}
@@ -286,10 +288,10 @@ def _among_others(
         dtypes: of all, for an optimizer that updates several at once has those of one dtype together.
     """
     optimizer, mine = updater.optimizer, {*own}
-    counts = next(iter(optimizer._all_index_update_counts.values()))
+    counts = next(iter(counts_by_device(optimizer).values()))
     are_equal = len({counts.get(number, optimizer.begin_num_update) for number in numbers}) < 2
     if optimizer.lr_scheduler is None or are_equal:
-        optimizer._update_count([number for number in numbers if number not in mine])
+        count_updates(optimizer, [number for number in numbers if number not in mine])
         yield from [slice(None)] if updater.aggregate_updates else one_by_one(optimizer, own)
         return
     together: dict[Any, list[int]] = {}
@@ -303,7 +305,7 @@ def _among_others(
             turn = group[begin : begin + size]
             after = [counts.get(number, optimizer.begin_num_update) + 1 for number in turn]
             optimizer.num_update = max(optimizer.num_update, *after)
-            optimizer._update_count([number for number in turn if number not in mine])
+            count_updates(optimizer, [number for number in turn if number not in mine])
             yield from (slice(place[number], place[number] + 1) for number in turn if number in mine)
 
 
@@ -311,7 +313,7 @@ def from_one_state(optimizer: mx.optimizer.Optimizer, items: Iterable[T]) -> Ite
     """Iterate over `items`: for each, the optimizer is what it is for the first; :func:`count_once` comes before."""
     parts = [optimizer, *_schedules(optimizer.lr_scheduler)]
     before = [dict(vars(part)) for part in parts]
-    table = next(iter(optimizer._all_index_update_counts.values()))
+    table = next(iter(counts_by_device(optimizer).values()))
     counts = dict(table)
     for place, item in enumerate(items):
         if place:
@@ -363,7 +365,7 @@ def update_copies(trainer: mx.gluon.Trainer, plan: StepPlan, places: Sequence[in
             if len(own) == len(numbers):
                 turns = [slice(None)] if updater.aggregate_updates else one_by_one(optimizer, own)
             else:
-                optimizer._set_current_context(device.device_id)
+                count_for(optimizer, device.device_id)
                 turns = _among_others(updater, numbers, own, [plan.weights[place][0].dtype for place in places])
             for part in turns:
                 if own[part]:

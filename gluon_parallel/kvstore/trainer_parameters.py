@@ -16,6 +16,7 @@ from ..allreduce import written
 from ..errors import GradientUnavailable
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_legacy, leaves
+from ..mxnet.optimizers import set_updater
 from ..mxnet.parameters import values_of
 from ..mxnet.trainers import (
     devices_of,
@@ -144,7 +145,7 @@ def keep_states(trainer: Any) -> None:
     if updates_on_store(trainer) and is_mxnets(store):
         updater = updaters_of(trainer)[0]
         updater.states_synced = dict.fromkeys(updater.states, False)  # it may update on another device
-        store._set_updater(updater)
+        set_updater(store, updater)
 
 
 def _renew_master_copies(trainer: Any, number: int, parameter: Any) -> None:

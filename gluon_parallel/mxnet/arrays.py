@@ -9,6 +9,9 @@ import numpy as np
 
 from .compat import mx
 
+UNDEFINED_STORAGE: int = mx.nd.ndarray._STORAGE_TYPE_UNDEFINED
+DTYPES: dict[int, type] = mx.nd.ndarray._DTYPE_MX_TO_NP  # by their numbers in MXNet
+
 
 def addresses_of(arrays: Iterable[mx.nd.NDArray]) -> list[int]:
     """What MXNet's C functions know these arrays by."""
@@ -33,3 +36,17 @@ def set_fresh(value: mx.nd.NDArray, fresh: bool) -> None:
 def copy_from_numpy(array: mx.nd.NDArray, values: np.ndarray) -> None:
     """Write values of the array's shape into it, and wait until they are there."""
     array._sync_copyfrom(values)
+
+
+def has_graph(array: mx.nd.NDArray) -> bool:
+    """Whether the array was computed from something that has a gradient."""
+    try:
+        set_fresh(array, False)  # which MXNet refuses otherwise
+    except mx.base.MXNetError:
+        return False
+    return True
+
+
+def multiply(array: mx.nd.NDArray, factor: float) -> None:
+    """Multiply an array, also a row_sparse one, in place."""
+    mx.nd._internal._mul_scalar(array, scalar=factor, out=array)

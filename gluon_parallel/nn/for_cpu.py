@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import LOG
+from ..mxnet.blocks import executor_of, forget_graph, is_hybridized, traced_graph
 from ..mxnet.compat import mx
 from .blocks import blocks_of
 from .cpu_graph import rewrite
@@ -41,7 +42,7 @@ def convert_for_cpu(net: mx.gluon.Block) -> mx.gluon.Block:
     for block in blocks:
         setattr(block, _CONVERTED, True)
     for block in blocks:
-        block._clear_cached_op()  # graphs that were built already are built again at the next call
+        forget_graph(block)  # graphs that were built already are built again at the next call
     return net
 
 
@@ -67,7 +68,7 @@ def convert_by_default(net: mx.gluon.Block, devices: Sequence[mx.Context]) -> bo
     on_cpus = all(device.device_type == "cpu" for device in devices)
     if os.environ.get("GLUON_PARALLEL_CONVERT_FOR_CPU") == "0" or not on_cpus or _is_converted(net):
         return False
-    if not any(block._active for block in _hybrid_blocks(net)):
+    if not any(is_hybridized(block) for block in _hybrid_blocks(net)):
         return False
     convert_for_cpu(net)
     return True
@@ -88,8 +89,8 @@ def _patterns(net: mx.gluon.Block, of_converted: bool) -> dict[str, int]:
     """{pattern: how often} in the graphs that converted blocks, or all others, have run so far."""
     found: dict[str, int] = {}
     for block in _hybrid_blocks(net):
-        if block._cached_op is not None and _is_converted(block) == of_converted:
-            for pattern, times in _rewritten(block._cached_graph[1], block)[1].items():
+        if executor_of(block) is not None and _is_converted(block) == of_converted:
+            for pattern, times in _rewritten(traced_graph(block)[1], block)[1].items():
                 found[pattern] = found.get(pattern, 0) + times
     return found
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from ..data_parallel.precision import refuse_16_bits_on_cpus
 from ..errors import PipelineMismatch
+from ..mxnet.blocks import children_of, flags_of, is_hybridized
 from ..mxnet.compat import mx
 from ..mxnet.parameters import has_values, waits_for_shape
 from .profile import parameter_bytes
@@ -131,7 +132,7 @@ def balanced(costs: Sequence[float], num_parts: int) -> list[int]:
 
 
 def _layers(net: mx.gluon.Block) -> Iterator[mx.gluon.Block]:
-    for child in net._children.values():
+    for child in children_of(net):
         if type(child) in _CHAINS and len(child):
             yield from _layers(child)
         else:
@@ -142,8 +143,8 @@ def _chain(net: mx.gluon.Block, number: int, blocks: Sequence[mx.gluon.Block]) -
     """A Sequential of some of the net's layers, hybridized as the net is."""
     stage = type(net)(prefix=f"{net.prefix}stage{number}_")
     stage.add(*blocks)
-    if getattr(net, "_active", False):
-        stage.hybridize(**dict(net._flags))
+    if is_hybridized(net):
+        stage.hybridize(**dict(flags_of(net)))
     return stage
 
 

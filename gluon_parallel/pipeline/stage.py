@@ -12,13 +12,13 @@ import numpy as np
 from ..allreduce.gradients import flags
 from ..data_parallel.precision import active_precision
 from ..errors import GluonParallelError, PipelineMismatch
-from ..mxnet.arrays import set_fresh, swap
+from ..mxnet.arrays import has_graph, set_fresh, swap
+from ..mxnet.blocks import traced_graph
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import BFLOAT16, Nested, as_class_of, as_legacy, as_tuple, leaves, set_zero, to_device
 from ..mxnet.device_threads.seeds import seed_of_device, seed_this_thread
 from ..mxnet.engine import order, push
 from ..mxnet.parameters import devices_of_values, has_values, initialize_on, share_copies
-from ..nn.frozen_weights import has_graph
 from ..nn.sync_batch_norm.participants import STATISTICS, waiting_groups
 from .orders import BACKWARD, FORWARD, Task
 
@@ -205,7 +205,7 @@ def _leave_graph(array: mx.nd.NDArray) -> None:
 
 def _passed_on(block: mx.gluon.Block, inputs: Arrays, outputs: Arrays) -> Arrays:
     """The outputs; in the place of one that is an unchanged input stands this input, whose graph MXNet has lost."""
-    traced = getattr(block, "_cached_graph", None)
+    traced = traced_graph(block)
     if not traced or all(map(has_graph, outputs)):
         return outputs
     names, output = [symbol.name for symbol in traced[0]], traced[1]

@@ -4,6 +4,7 @@ import numpy as np
 
 from ...archive import Archive
 from ...errors import CheckpointError
+from ...mxnet.blocks import parameters_by_structure
 from ...mxnet.compat import mx
 from ...mxnet.parameters import has_values, waits_for_shape
 
@@ -15,7 +16,7 @@ def initialized_parameters(net: mx.gluon.Block, may_be_deferred: bool = False) -
     """
     if not isinstance(net, mx.gluon.Block):
         raise CheckpointError(f"net: got a {type(net).__name__}, expected a Gluon block; the order is (net, trainer)")
-    parameters = net._collect_params_with_prefix()
+    parameters = parameters_by_structure(net)
     for name, parameter in parameters.items():
         if not has_values(parameter) and not (may_be_deferred and waits_for_shape(parameter)):
             rest = " before loading" if may_be_deferred else ", and run one batch (or state in_channels) before saving"

@@ -21,6 +21,7 @@ from ...kvstore.step_plan import counts_of
 from ...kvstore.trainer_parameters import follow_parameters
 from ...mxnet.compat import mx
 from ...mxnet.compat.array_types import as_current, as_legacy, leaves
+from ...mxnet.optimizers import set_counts, updater_in
 from ...mxnet.parameters import draw_first_values, trainer_of, waits_for_shape
 from ...mxnet.trainers import (
     devices_of,
@@ -113,12 +114,13 @@ def _updaters(trainer: mx.gluon.Trainer) -> list[Any]:
         fill_store(trainer)
     if not updates_on_store(trainer):
         return updaters_of(trainer)
-    if store_of(trainer)._updater is None:
+    updater = updater_in(store_of(trainer))
+    if updater is None:
         raise CheckpointError(
             f"the optimizer of kvstore {store_of(trainer).type!r} lives in its servers, where no checkpoint reaches "
             "it: make the trainer with update_on_kvstore=False"
         )
-    return [store_of(trainer)._updater]
+    return [updater]
 
 
 def opened_store(trainer: Optional[mx.gluon.Trainer]) -> Any:
@@ -317,7 +319,7 @@ def _prepare_optimizer(archive: Archive, net: mx.gluon.Block, trainer: mx.gluon.
                 updater.states_synced[index_of[name]] = False  # its device may be another; the updater moves it
             running = updater.optimizer
             vars(running).update(saved["values"])
-            running._all_index_update_counts = {0: dict(counts)}  # the next update gives them to all devices
+            set_counts(running, dict(counts))  # the next update gives them to all devices
             for name, (values, key) in _places(running.lr_scheduler).items():
                 values[key] = rates.get(name, values[key])
         restore_hook(archive, trainer, names)
