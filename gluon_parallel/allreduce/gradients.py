@@ -17,8 +17,8 @@ from ..mxnet.arrays import multiply
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_legacy, set_zero, to_device
 from ..mxnet.engine import push, view
-from ..mxnet.parameters import devices_of_values, gradients_of, has_values, set_values, values_of
-from ..mxnet.trainers import parameters_of
+from ..mxnet.parameters import devices_of_values, gradients_of, has_values, set_values, state_for, trainer_of, values_of
+from ..mxnet.trainers import parameters_of, store_of
 from ..native import function
 from . import written
 from .marks import flags, of_parameter, set_marks
@@ -216,8 +216,8 @@ def register(make_gradients: Callable[..., None], parameter: mx.gluon.Parameter,
     make_gradients(parameter, *args, **kwargs)
     num_changes += 1
     numbers[parameter] = num_changes
-    if parameter.shape is None and parameter._data:  # that of an imported graph, to which MXNet gives values alone
-        parameter.shape = parameter._data[0].shape
+    if parameter.shape is None and values_of(parameter):  # that of an imported graph, to which MXNet gives values alone
+        parameter.shape = values_of(parameter)[0].shape
     summed.discard(parameter)
     clipped.discard(parameter)
     made.add(parameter)
@@ -230,8 +230,8 @@ def register(make_gradients: Callable[..., None], parameter: mx.gluon.Parameter,
 
 def copied(parameter: mx.gluon.Parameter) -> dict[str, Any]:
     """What a copy, or a pickle, of a parameter takes over: not a trainer with a store, which cannot be copied."""
-    trainer = parameter._trainer
-    return {**vars(parameter), "_trainer": None if trainer is None or trainer._kvstore is not None else trainer}
+    trainer = trainer_of(parameter)
+    return state_for(parameter, None if trainer is None or store_of(trainer) is not None else trainer)
 
 
 def _set_grad_req(parameter: mx.gluon.Parameter, request: str) -> None:

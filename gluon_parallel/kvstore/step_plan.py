@@ -213,10 +213,10 @@ def _plan_steps() -> int:
     try:
         made = [*gradients.made]
         gradients.made.clear()
-        watch(parameter for parameter in made if parameter._trainer is None)
-        for trainer in {id(parameter._trainer): parameter._trainer for parameter in made}.values():
-            is_simple = trainer is None or (len(trainer._contexts or ()) < 2 and launched_group() is None)
-            if not is_simple and all(one.grad_req == "null" or one._data is not None for one in trainer._params):
+        watch(parameter for parameter in made if trainer_of(parameter) is None)
+        for trainer in {id(trainer_of(parameter)): trainer_of(parameter) for parameter in made}.values():
+            is_simple = trainer is None or (len(devices_of(trainer) or ()) < 2 and launched_group() is None)
+            if not is_simple and all(one.grad_req == "null" or has_values(one) for one in parameters_of(trainer)):
                 plan_of(trainer)
     except Exception:  # the step makes the plan, too, and says it
         gradients.made.clear()

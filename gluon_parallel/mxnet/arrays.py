@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
@@ -18,8 +17,8 @@ def addresses_of(arrays: Iterable[mx.nd.NDArray]) -> list[int]:
     return [array.handle.value for array in arrays]
 
 
-def swap(one: Any, other: Any) -> None:
-    """Exchange what two arrays, or two executors of graphs, are in MXNet; whoever has one of them gets the other."""
+def swap(one: mx.nd.NDArray, other: mx.nd.NDArray) -> None:
+    """Exchange what two arrays are in MXNet, with their memory and graphs: what holds one then has the other."""
     one.handle, other.handle = other.handle, one.handle
 
 

@@ -45,6 +45,11 @@ def set_values(parameter: mx.gluon.Parameter, arrays: list[mx.nd.NDArray]) -> No
     parameter._init_grad()
 
 
+def state_for(parameter: mx.gluon.Parameter, trainer: mx.gluon.Trainer | None) -> dict[str, Any]:
+    """What a copy of the parameter has, which `trainer` trains."""
+    return {**vars(parameter), "_trainer": trainer}
+
+
 def draw_first_values(parameter: mx.gluon.Parameter) -> None:
     """Initialise a parameter that has waited for its shape, which is known now."""
     parameter._finish_deferred_init()

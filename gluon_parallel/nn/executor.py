@@ -135,12 +135,12 @@ def _synchronised(symbol: mx.sym.Symbol, flags: _Flags, block: mx.gluon.Block | 
         flags = [(name, value) for name, value in flags if name != "static_shape"]
     parameters = []
     if block is not None and dict(flags).get("static_shape"):
-        parameters = [one for is_input, one in block._cached_op_args if not is_input]
+        parameters = [one for is_input, one in executor_inputs(block) if not is_input]
     layers = dense_layers(symbol, block)
 
     def make(numbers: Sequence[int]) -> mx.nd.CachedOp:
         graph = with_weight_gradients(symbol, numbers) if numbers else symbol
-        return SynchronisedExecutor(graph, flags, groups) if groups else _CachedOp(graph, flags)
+        return SynchronisedExecutor(graph, flags, groups) if groups else Executor(graph, flags)
 
     return _Following(make, layers, parameters) if layers or parameters else make([])
 
@@ -216,7 +216,7 @@ class _Following(_Others):
             if layers not in self._made:
                 self._made[layers] = self._make(layers)
                 for hook in self._hooks:
-                    self._made[layers]._register_op_hook(*hook)
+                    add_hook(self._made[layers], *hook)
             self._running, self._numbers = self._made[layers], numbers
             self._stand_for(self._running)
             self._num_changes = num_changes  # last: other threads do not wait from here on
@@ -224,7 +224,7 @@ class _Following(_Others):
     def _register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
         self._hooks.append((callback, monitor_all))
         for executor in self._made.values():
-            executor._register_op_hook(callback, monitor_all)
+            add_hook(executor, callback, monitor_all)
 
 
 class _Faster(_Others):

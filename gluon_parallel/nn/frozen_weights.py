@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..mxnet.arrays import has_graph, swap
+from ..mxnet.arrays import has_graph
 from ..mxnet.compat import mx
 from .rewrite_graph import Node, graph_of, new_node, replace_nodes
 
