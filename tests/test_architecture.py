@@ -19,9 +19,9 @@ PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text("utf-8")
 
 # From the lowest layer to the highest. In the lowest one, modules may use those before them.
 LAYERS = [
-    ["forks", "errors", "bounds", "native", "mxnet/cuda", "cores", "mxnet/compat"]
-    + ["mxnet/library", "mxnet/arrays", "mxnet/parameters", "mxnet/blocks", "mxnet/optimizers", "mxnet/trainers"]
-    + ["mxnet/modules", "mxnet/loss_scaler", "mxnet/loaders", "mxnet/metrics", "mxnet/device_threads", "mxnet/engine"],
+    ["forks", "errors", "bounds", "native", "mxnet/cuda", "cores", "mxnet/compat", "mxnet/attached"]
+    + [f"mxnet/{name}" for name in ("library", "arrays", "parameters", "blocks", "optimizers", "trainers", "modules")]
+    + [f"mxnet/{name}" for name in ("loss_scaler", "loaders", "metrics", "device_threads", "engine")],
     ["devices", "split", "allreduce", "archive", "sample_loss"],
     ["kvstore", "loss_checks"],
     ["launch_engines", "communication_hooks"],

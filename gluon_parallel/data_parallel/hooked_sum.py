@@ -10,11 +10,13 @@ import numpy as np
 
 from ..allreduce import allreduce_each
 from ..communication_hooks import BucketStore, GradientBucket, PowerSGD, StatefulHook, StoreCompression
+from ..communication_hooks.hook import HOOKS
 from ..errors import ArrayMismatch, CompressionFault, GradientUnavailable, warn
 from ..kvstore.contract import is_distributed
 from ..kvstore.factory import kind_of
 from ..kvstore.mpi.plan import plan_buckets
 from ..kvstore.survival import survives
+from ..mxnet.attached import Attached
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_legacy, to_device
 from ..mxnet.engine import make_plain
@@ -23,7 +25,7 @@ from ..mxnet.trainers import compression_of, has_made_store, parameters_of, set_
 
 _BUILT_IN = StoreCompression, PowerSGD
 _BUCKET = 25 << 20  # bytes
-_COMPRESSED = "_gluon_parallel_compressed"  # attribute of a trainer whose compression_params are those of a hook
+_compressed: Attached[bool] = Attached("compressed")  # trainers whose compression_params are those of a hook
 
 
 def connect(trainer: mx.gluon.Trainer, hook: Any, store: Any) -> HookedSum | None:
@@ -59,7 +61,7 @@ def connect(trainer: mx.gluon.Trainer, hook: Any, store: Any) -> HookedSum | Non
         return None
     if isinstance(hook, StoreCompression):
         set_compression(trainer, hook.compression_params)
-        setattr(trainer, _COMPRESSED, True)
+        _compressed.set(trainer, True)
         if has_made_store(trainer):
             store.set_gradient_compression(hook.compression_params, trainer)
         return None
@@ -79,8 +81,8 @@ def connect(trainer: mx.gluon.Trainer, hook: Any, store: Any) -> HookedSum | Non
 
 def _take_back(trainer: mx.gluon.Trainer, store: Any) -> None:
     """The hook of an earlier ``DataParallel`` does not sum or compress the trainer's gradients any more."""
-    vars(trainer).pop("_communication_hook", None)
-    if vars(trainer).pop(_COMPRESSED, False):
+    HOOKS.pop(trainer)
+    if _compressed.pop(trainer):
         set_compression(trainer, None)
         if has_made_store(trainer):
             store.set_gradient_compression({"type": "none"}, trainer)

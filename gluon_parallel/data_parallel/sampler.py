@@ -14,12 +14,13 @@ from ..errors import BatchMismatch
 from ..kvstore import as_store, separate_training
 from ..kvstore.background_sum import BackgroundSum
 from ..kvstore.reserved_keys import JOIN
+from ..mxnet.attached import Attached
 from ..mxnet.compat import mx
 
 _Batch = TypeVar("_Batch")
 SEEDS = 2**32  # what NumPy's RandomState accepts
 LAST_BATCH = ("pad", "discard")
-_SUM = "_gluon_parallel_join"  # attribute of a store: its sums under JOIN
+_sums: Attached[BackgroundSum] = Attached("join")  # of stores, under JOIN
 
 
 def _is_seed(number: object) -> bool:
@@ -199,9 +200,8 @@ def join(batches: Iterable[_Batch], store: mx.kv.KVStoreBase) -> Iterator[_Batch
         >>> [batch for batch in join(["first", "second"], store)]
         ['first', 'second']
     """
-    if not hasattr(as_store(store, "gp.sampler.join"), _SUM):
-        setattr(store, _SUM, BackgroundSum(store, JOIN, 1))
-    iterator, alive = iter(batches), getattr(store, _SUM)
+    alive = _sums.of(as_store(store, "gp.sampler.join")) or _sums.set(store, BackgroundSum(store, JOIN, 1))
+    iterator = iter(batches)
     while True:
         batch = next(iterator, None)
         total = alive.sum([batch is not None])

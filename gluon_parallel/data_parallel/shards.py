@@ -10,6 +10,7 @@ from ..errors import CheckpointError
 from ..kvstore.contract import contract, is_distributed
 from ..kvstore.step_plan import StepPlan
 from ..kvstore.trainer_parameters import fix_devices
+from ..mxnet.attached import Attached, replace_method
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_legacy
 from ..mxnet.engine import make_plain
@@ -25,26 +26,26 @@ _ALIGNED = 16  # values: where an array is cut
 # every owner can update early. Smaller parts would split the huge pages of gradients that are given back.
 _TURN = 1 << 20
 
-_SHARDS = "_gluon_parallel_shards"  # attribute of a trainer; a dictionary of trainers would keep them alive
+_shards: Attached[Shards] = Attached("shards")  # of trainers
 
 
 def shards_of(trainer: mx.gluon.Trainer) -> Shards | None:
     """How the optimizer's state of this trainer is divided; None if every device keeps all of it."""
-    return getattr(trainer, _SHARDS, None)
+    return _shards.of(trainer)
 
 
 def shard(trainer: mx.gluon.Trainer) -> Shards:
     """Divide the optimizer's state of this trainer from now on."""
     shards = shards_of(trainer)
     if shards is None:
-        shards = Shards(trainer)
-        setattr(trainer, _SHARDS, shards)
+        shards = _shards.set(trainer, Shards(trainer))
         fix_devices(
             trainer,
             "With shard_optimizer=True each device has a part of the optimizer's state: make the trainer after "
             "reset_ctx, or write a checkpoint before it, and load that into a new trainer",
         )
-        trainer.save_states = trainer.load_states = _refuse_files
+        for name in ("save_states", "load_states"):
+            replace_method(trainer, name, _refuse_files)
     return shards
 
 

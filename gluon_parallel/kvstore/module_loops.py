@@ -7,12 +7,12 @@ other number of these; here they have the parameters' names, as in a store.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..allreduce import broadcast
 from ..errors import CheckpointError
+from ..mxnet.attached import Attached
 from ..mxnet.compat import mx
 from ..mxnet.modules import (
     devices_of_module,
@@ -24,7 +24,7 @@ from ..mxnet.modules import (
 from .base import Store
 
 # An updater -> for each name the sum of the gradients; these themselves stay, since a backward pass may add to them.
-_sums: weakref.WeakKeyDictionary[Any, dict[str, mx.nd.NDArray]] = weakref.WeakKeyDictionary()
+_sums: Attached[dict[str, mx.nd.NDArray]] = Attached("sums")
 
 
 def update_params(
@@ -72,7 +72,9 @@ def load_states(load_in_mxnet: Callable[..., None], module: Any, fname: str) -> 
 
 def _sum(store: Any, updater: Any, name: str, grads: Sequence[mx.nd.NDArray], priority: int) -> mx.nd.NDArray:
     """The sum of a gradient over devices and processes, on the first device."""
-    known, first = _sums.setdefault(updater, {}), grads[0]
+    known, first = _sums.of(updater), grads[0]
+    if known is None:
+        known = _sums.set(updater, {})
     if name not in known:
         known[name] = mx.nd.zeros(first.shape, first.ctx, first.dtype, stype=first.stype)
     if first.stype == "default" or isinstance(store, Store):

@@ -14,6 +14,7 @@ import numpy as np
 from ..allreduce import CopySums, broadcast, gradients
 from ..allreduce.copy_sums import push_sums
 from ..allreduce.marks import Marks, get_marks, set_marks, watch
+from ..mxnet.attached import Attached
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import set_zero
 from ..mxnet.library import check
@@ -36,7 +37,7 @@ from .environment import launched_group
 from .trainer_parameters import follow_parameters
 
 T = TypeVar("T")
-_PLAN = "_gluon_parallel_plan"  # attribute of a trainer; a dictionary of trainers would keep them alive
+_plans: Attached[StepPlan] = Attached("plan")  # of trainers
 
 
 class StepPlan:
@@ -69,9 +70,6 @@ class StepPlan:
         self._store_plan: Plan | None = None
         self.of_devices = [*zip(map(list, zip(*self.gradients)), map(list, zip(*self.weights)))]
         self.devices = list({array.ctx: None for arrays in self.weights for array in arrays})
-
-    def __reduce__(self) -> tuple:
-        return type(None), ()  # a copy of the trainer has other arrays, and makes a plan of its own
 
     def is_current(self, trainer: mx.gluon.Trainer) -> bool:
         """Whether the trainer's parameters have these arrays: another device, dtype or grad_req makes new ones."""
@@ -200,11 +198,13 @@ class StepPlan:
 
 def plan_of(trainer: mx.gluon.Trainer) -> StepPlan:
     """The plan of this trainer's steps, made anew where its parameters have other arrays."""
-    plan: StepPlan | None = getattr(trainer, _PLAN, None)
+    try:
+        plan: StepPlan | None = _plans.read(trainer)
+    except AttributeError:
+        plan = None
     if plan is None or not plan.is_current(trainer):
         follow_parameters(trainer)
-        plan = StepPlan(trainer)
-        setattr(trainer, _PLAN, plan)
+        plan = _plans.set(trainer, StepPlan(trainer))
     return plan
 
 

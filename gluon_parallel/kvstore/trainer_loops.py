@@ -16,6 +16,7 @@ import numpy as np
 
 from ..allreduce import gradients as fresh
 from ..errors import GradientUnavailable, InexactUpdate, warn
+from ..mxnet.attached import Attached
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_legacy
 from ..mxnet.parameters import gradients_of
@@ -42,7 +43,7 @@ from .trainer_parameters import follow_parameters
 _sums_over_devices: weakref.WeakSet = weakref.WeakSet()  # trainers without a store, whose devices are summed over here
 # Parameters that a backward pass has reached, or whose gradients were looked at, in the loop of any trainer.
 _known: weakref.WeakSet = weakref.WeakSet()
-_loops: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # trainer -> _Loop
+_loops: Attached[_Loop] = Attached("loop")  # of trainers
 
 
 def sum_over_devices(trainer: Any) -> None:
@@ -52,7 +53,7 @@ def sum_over_devices(trainer: Any) -> None:
 
 def forget(trainer: Any) -> None:
     """Forget the loop that `trainer` is used in, and sum anew with the processes that are left after a loss."""
-    _loops.pop(trainer, None)
+    _loops.pop(trainer)
 
 
 class _Loop:
@@ -142,7 +143,7 @@ class _Loop:
 
 
 def _loop(trainer: Any) -> _Loop:
-    return _loops.setdefault(trainer, _Loop())
+    return _loops.of(trainer) or _loops.set(trainer, _Loop())
 
 
 def _is_simple(trainer: Any) -> bool:

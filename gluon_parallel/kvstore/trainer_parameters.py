@@ -14,6 +14,7 @@ import numpy as np
 
 from ..allreduce import written
 from ..errors import GradientUnavailable
+from ..mxnet.attached import Attached
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_legacy, leaves
 from ..mxnet.optimizers import set_updater
@@ -42,14 +43,15 @@ class _Known(NamedTuple):
     dtypes: list[np.dtype]
 
 
-_known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
-_copies: weakref.WeakKeyDictionary[Any, dict[int, list[str]]] = weakref.WeakKeyDictionary()  # of optimizers
-_fixed: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # trainer -> why it keeps its devices
+_known: Attached[_Known] = Attached("parameters")  # of trainers
+# Of optimizers, whose attributes are compared and saved, so that nothing is attached to them.
+_copies: weakref.WeakKeyDictionary[Any, dict[int, list[str]]] = weakref.WeakKeyDictionary()
+_fixed: Attached[str] = Attached("fixed_devices")  # of trainers: why they keep their devices
 
 
 def fix_devices(trainer: Any, reason: str) -> None:
     """From now on, refuse other devices for this trainer."""
-    _fixed[trainer] = reason
+    _fixed.set(trainer, reason)
 
 
 def follow_parameters(trainer: Any) -> None:
@@ -61,7 +63,7 @@ def follow_parameters(trainer: Any) -> None:
         GradientUnavailable: the parameters are not on as many devices as each other; the trainer cannot change its
             devices; or the optimizer has a state of another dtype.
     """
-    known = _known.get(trainer)
+    known = _known.of(trainer)
     if known is not None and known.num_written == written.num:
         return
     parameters = parameters_of(trainer)
@@ -79,7 +81,7 @@ def follow_parameters(trainer: Any) -> None:
     _refuse_other_dtypes(trainer, dtypes, known.dtypes)
     if has_moved:
         _refuse_devices(trainer, lists[0])
-    _known[trainer] = _Known(written.num, dtypes)
+    _known.set(trainer, _Known(written.num, dtypes))
     if has_moved or dtypes != known.dtypes:
         _move(trainer, lists[0])
     for number, parameter in enumerate(parameters):
@@ -100,8 +102,8 @@ def _refuse_other_dtypes(trainer: Any, dtypes: Sequence[np.dtype], before: Seque
 def _refuse_devices(trainer: Any, devices: list[mx.Context]) -> None:
     store, before = store_of(trainer), devices_of(trainer)
     where = f"the trainer's parameters were on {before}, and are on {devices} now"
-    if trainer in _fixed:
-        raise GradientUnavailable(f"{where}. {_fixed[trainer]}")
+    if reason := _fixed.of(trainer):
+        raise GradientUnavailable(f"{where}. {reason}")
     if isinstance(store, mx.kv.KVStore) and not is_mxnets(store) and len(devices) > len(before):
         raise GradientUnavailable(
             f"{where}. MXNet's store {store.type!r} cannot take the gradients of more devices than before: call "

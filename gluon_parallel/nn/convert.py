@@ -16,6 +16,7 @@ from ..mxnet.parameters import is_initialized
 from .blocks import blocks_of
 from .sync_batch_norm.graph import sync_batch_norm_symbol
 from .sync_batch_norm.layer import SyncBatchNorm
+from .sync_batch_norm.sync_group import GROUPS
 
 CONTRIB, _CONTRIB_SYMBOL = mx.gluon.contrib.nn.SyncBatchNorm, mx.sym.contrib.SyncBatchNorm
 _SYMBOLS_ARGUMENTS = inspect.signature(_CONTRIB_SYMBOL)
@@ -114,7 +115,7 @@ def convert_global_pooling(net: mx.gluon.Block) -> mx.gluon.Block:
 
 def _has_batch_norm(block: mx.gluon.SymbolBlock) -> bool:
     return any(name.endswith(("running_mean", "moving_mean")) for name in own_parameters(block)) and not any(
-        hasattr(parameter, "sync_group") for parameter in own_parameters(block).values()
+        GROUPS.of(parameter) is not None for parameter in own_parameters(block).values()
     )
 
 

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import LOG
+from ..mxnet.attached import Attached
 from ..mxnet.blocks import executor_of, forget_graph, is_hybridized, traced_graph
 from ..mxnet.compat import mx
 from .blocks import blocks_of
 from .cpu_graph import rewrite
 
-_CONVERTED = "_runs_for_cpu"  # attribute of the blocks of a converted net
+_converted: Attached[bool] = Attached("runs_for_cpu", is_copied=True)  # the blocks of converted nets
 
 
 def convert_for_cpu(net: mx.gluon.Block) -> mx.gluon.Block:
@@ -40,7 +41,7 @@ def convert_for_cpu(net: mx.gluon.Block) -> mx.gluon.Block:
     """
     blocks = _hybrid_blocks(net)
     for block in blocks:
-        setattr(block, _CONVERTED, True)
+        _converted.set(block, True)
     for block in blocks:
         forget_graph(block)  # graphs that were built already are built again at the next call
     return net
@@ -100,7 +101,7 @@ def _hybrid_blocks(net: mx.gluon.Block) -> list[mx.gluon.HybridBlock]:
 
 
 def _is_converted(net: mx.gluon.Block) -> bool:
-    return any(getattr(block, _CONVERTED, False) for block in _hybrid_blocks(net))
+    return any(map(_converted.of, _hybrid_blocks(net)))
 
 
 def _rewritten(symbol: mx.sym.Symbol, block: mx.gluon.Block) -> tuple[mx.sym.Symbol, dict[str, int]]:

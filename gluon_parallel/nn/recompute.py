@@ -11,6 +11,7 @@ from typing import Any, Callable
 import numpy as np
 
 from ..mxnet.arrays import UNDEFINED_STORAGE, has_graph
+from ..mxnet.attached import Attached, replace_method
 from ..mxnet.blocks import (
     NumPySymbol,
     flags_of,
@@ -35,7 +36,7 @@ from .rewrite_graph import Node, graph_of, new_node, replace_nodes
 from .sync_batch_norm.participants import waiting_groups
 
 _OPERATOR = "gluon_parallel_recompute"
-_MARK = "_recomputed"  # attribute of blocks: their graph
+_graph_of: Attached[_Graph] = Attached("recomputed")  # blocks
 _marked: weakref.WeakSet[mx.gluon.Block] = weakref.WeakSet()
 _graphs: weakref.WeakValueDictionary[str, _Graph] = weakref.WeakValueDictionary()  # by the name in operators
 _call_in_mxnet = mx.gluon.HybridBlock._call_cached_op
@@ -77,7 +78,7 @@ def recompute(block: mx.gluon.HybridBlock) -> mx.gluon.HybridBlock:
         )
     if block not in _marked:
         mx.gluon.HybridBlock._call_cached_op = _call_graph
-        block.forward = functools.partial(_forward, block, block.forward)
+        replace_method(block, "forward", functools.partial(_forward, block, block.forward))
         _marked.add(block)
     return block
 
@@ -104,13 +105,12 @@ def _forward(block: mx.gluon.HybridBlock, plain: Callable[..., Any], *args: Any)
             "order of the backward pass that need not be that of the other devices; mark the blocks between such layers"
         )
     finish_initialization(block, args, block.collect_params().values())
-    graph, symbol = getattr(block, _MARK, None), trace(block, *args)[1]
+    graph, symbol = _graph_of.of(block), trace(block, *args)[1]
     data = [array for array in flat if array is not None]
     dtypes = [array.dtype for array in data]
     # The first call, or the block was cast, or hybridized anew, or gets another dtype.
     if graph is None or graph.traced is not symbol or graph.dtypes != dtypes:
-        graph = _Graph(block, data)
-        setattr(block, _MARK, graph)
+        graph = _graph_of.set(block, _Graph(block, data))
     outputs = graph.run(data)
     return regroup(outputs, output_structure(block))
 

@@ -72,7 +72,7 @@ def plain_batch_norms(block: mx.gluon.SymbolBlock) -> list[str]:
         norm["name"] for norm in nodes
         if norm["op"] == "BatchNorm" and norm["attrs"].get("use_global_stats") != "True"
         and norm["attrs"].get(MARK, OF_LAYER) == OF_LAYER
-        and not hasattr(parameters.get(_running_mean(norm, nodes)), "sync_group")
+        and sync_group.GROUPS.of(parameters.get(_running_mean(norm, nodes))) is None
     ]  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from ...mxnet.device_threads import launch_by_device
 from ...mxnet.engine import make_plain
 from . import graph, operator
 from .participants import enter
-from .sync_group import SyncGroup
+from .sync_group import GROUPS, SyncGroup
 
 
 class SyncBatchNorm(mx.gluon.nn.BatchNorm):
@@ -84,15 +84,15 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
         """Layers that share their running mean are one layer to the others, so they share the sync group."""
         self.num_devices = num_devices
         parameter = self.running_mean
-        if not hasattr(parameter, "sync_group"):
-            parameter.sync_group = SyncGroup(self.name, num_devices, *args, parameter=parameter)
+        if GROUPS.of(parameter) is None:
+            GROUPS.set(parameter, SyncGroup(self.name, num_devices, *args, parameter=parameter))
         operator.load()
         launch_by_device()
 
     @property
     def sync_group(self) -> SyncGroup:
         """Which devices and processes take part in the exchanges."""
-        return self.running_mean.sync_group
+        return GROUPS.read(self.running_mean)
 
     def _call_cached_op(self, x: mx.nd.NDArray) -> mx.nd.NDArray:
         """Hybridized outside of a hybridized net: a graph of one node would copy what it takes and returns."""

@@ -17,7 +17,7 @@ from ...mxnet.device_threads.thread import current_device
 from ...mxnet.engine import failures, functions
 from ...split import as_devices
 from ..blocks import blocks_of
-from .sync_group import SyncGroup, all_groups, groups_by_token
+from .sync_group import GROUPS, SyncGroup, all_groups, groups_by_token
 
 STATISTICS = ("running_mean", "running_var", "moving_mean", "moving_var")  # ends of their parameters' names
 _restarting = threading.Lock()
@@ -27,7 +27,7 @@ def groups_of(net: mx.gluon.Block) -> list[SyncGroup]:
     """The sync groups of `net`, found at its running means; those of an imported graph exist after its first run."""
     if not groups_by_token:  # most nets have none; every step asks
         return []
-    found = [getattr(parameter, "sync_group", None) for parameter in net.collect_params().values()]
+    found = [GROUPS.of(parameter) for parameter in net.collect_params().values()]
     return list(dict.fromkeys(group for group in found if group is not None))
 
 

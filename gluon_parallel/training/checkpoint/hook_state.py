@@ -6,6 +6,7 @@ import numpy as np
 
 from ...archive import Archive
 from ...communication_hooks import StatefulHook
+from ...communication_hooks.hook import HOOKS, RESTORED
 from ...kvstore.mpi.store import MPI
 from ...mxnet.compat import mx
 from ...mxnet.trainers import compression_of, store_of
@@ -60,7 +61,7 @@ def restore_hook(archive: Archive, trainer: mx.gluon.Trainer, names: list[str]) 
         {number: _copy(array) for number, array in shared.items()},
     )
     if hook is None:
-        trainer._communication_state = restored
+        RESTORED.set(trainer, restored)
     else:
         hook.errors, hook.shared = restored
     if isinstance(store, MPI):
@@ -68,7 +69,7 @@ def restore_hook(archive: Archive, trainer: mx.gluon.Trainer, names: list[str]) 
 
 
 def _hook_of(trainer: mx.gluon.Trainer) -> StatefulHook | None:
-    return getattr(trainer, "_communication_hook", None)
+    return HOOKS.of(trainer)
 
 
 def _copy(array: np.ndarray) -> mx.nd.NDArray:
