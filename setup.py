@@ -61,7 +61,7 @@ CUDA = {
     extra: [f'mxnet-{extra}==1.9.1; python_version < "3.13"', *WHEELS_FOR(f"mxnet-{extra}")]
     for extra in ("cu112", "cu117")
 }
-NOTEBOOKS = ["jupytext>=1.19,<1.20", "nbclient>=0.10,<0.12", "ipykernel>=6.31,<8"]
+NOTEBOOKS = ["jupytext>=1.19,<1.20", "nbclient>=0.10,<0.12", "ipykernel>=6.31,<8", "ipywidgets>=8.1,<9"]
 TEST = [
     "pytest>=8.4,<10",
     "pytest-timeout>=2.4,<3",

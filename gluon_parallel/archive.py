@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
+from .bounds import shown
 from .errors import CheckpointError, NotFinite, OutputUnavailable
 
 VERSION = 1
@@ -26,8 +27,9 @@ _FACTS = "facts.json"
 _PART = re.compile(r"\..+\.[0-9a-f]{32}\.part")  # name of a file that is being written
 _DIGEST_LENGTH = 64  # hexadecimal digits of SHA-256
 _OTHER_FILES = {  # by their first bytes
-    bytes([0x12, 1, 0, 0, 0, 0, 0, 0]): ("net.save_parameters", "net.load_parameters"),
-    b"\x80": ("trainer.save_states", "trainer.load_states"),
+    bytes([0x12, 1, 0, 0, 0, 0, 0, 0]): "a file of net.save_parameters, no checkpoint: write net.load_parameters({!r})",
+    b"\x80": "a pickle, as trainer.save_states writes, no checkpoint. It is not read, for it can run any program. Save "
+    "net and trainer with gp.checkpoint.save",
 }
 _BUILD_THE_SAME = "Build the net with the arguments that it was trained with"
 
@@ -160,35 +162,50 @@ def read(path: Union[str, os.PathLike]) -> Archive:
     try:
         with open(path, "rb") as file:
             begin = file.read(8)
-            for kind, (saved, load) in _OTHER_FILES.items():
-                if begin.startswith(kind):
-                    raise CheckpointError(f"{path} is a file of {saved}, no checkpoint: write {load}({str(path)!r})")
+            for start, kind in _OTHER_FILES.items():
+                if begin.startswith(start):
+                    raise CheckpointError(f"{path} is {kind.format(str(path))}")
             end = file.seek(0, os.SEEK_END) - _DIGEST_LENGTH
             if end < 0:
                 raise CheckpointError(f"{path} is damaged: it has {end + _DIGEST_LENGTH} bytes, which is too short")
             digest = sha256_of(file, end)
             if file.read(_DIGEST_LENGTH) != digest.encode():
                 raise CheckpointError(f"{path} is damaged, or no checkpoint: its SHA-256 is not the one at its end")
-            file.seek(0)
-            with np.load(file, allow_pickle=False) as loaded:
-                header = json.loads(loaded[_FACTS])
-                if header["version"] != VERSION:
+            with zipfile.ZipFile(file) as opened:
+                header = json.loads(opened.read(_FACTS))
+                if (version := header["version"]) != VERSION:
                     raise CheckpointError(
-                        f"{path} has format {header['version']}, expected {VERSION}: use the gluon_parallel that "
-                        "wrote it"
+                        f"{path} has format {shown(version)}, expected {VERSION}: use the gluon_parallel that wrote it"
                     )
-                arrays = {name: loaded[name] for name in loaded.files if name != _FACTS}
+                facts = dict(header["facts"])
+                members = [member for member in opened.infolist() if member.filename != _FACTS]
+                arrays = {member.filename[: -len(".npy")]: _read_array(opened, member) for member in members}
+    except CheckpointError:
+        raise
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
-    return Archive(arrays, header["facts"])
+    except Exception as error:  # of json, zipfile and NumPy, which say nothing about what they raise for nonsense
+        kind = type(error).__name__
+        raise CheckpointError(f"{path} is damaged, or no checkpoint: what is in it cannot be read ({kind})") from error
+    return Archive(arrays, facts)
+
+
+def _read_array(opened: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
+    if member.compress_type != zipfile.ZIP_STORED:  # what is compressed may be of any size
+        raise ValueError(f"{member.filename} is compressed")
+    with opened.open(member) as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
 
 
 def is_archive(path: Any) -> bool:
     """Whether this is the name of a file that has the form of those that :func:`write` makes."""
     if not isinstance(path, (str, os.PathLike)) or not zipfile.is_zipfile(path):
         return False
-    with zipfile.ZipFile(path) as file:
-        return _FACTS in file.namelist()
+    try:
+        with zipfile.ZipFile(path) as file:
+            return _FACTS in file.namelist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError):  # nonsense that ends like a zip
+        return False
 
 
 def described(array: Any, shape: Optional[tuple[int, ...]] = None) -> str:

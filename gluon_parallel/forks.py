@@ -6,12 +6,17 @@ import atexit
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Mapping
+from multiprocessing import util
 from typing import Any, Callable
+
+_END = 3.0  # seconds in which what multiprocessing has begun can end
 
 _is_fork = False
 _installed: list[_Handlers] = []  # the innermost last
+_thread = threading.local()  # mask: the signals that this thread, which forks, has blocked otherwise
 
 
 def is_fork() -> bool:
@@ -28,6 +33,17 @@ def at_exit(function: Callable[[], object]) -> None:
     """As ``atexit.register``, but for this process alone: one that ``os.fork`` has made runs the same list."""
     process = os.getpid()
     atexit.register(lambda: function() if os.getpid() == process else None)
+
+
+def end_at_once(status: int) -> None:
+    """End this process past Python's way out, which may wait for others for ever; only its pools are ended first."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # They leave worker processes and a temporary folder; other libraries' finalizers may wait for something, too.
+    thread = threading.Thread(target=util._run_finalizers, daemon=True)  # type: ignore[attr-defined]
+    thread.start()
+    thread.join(_END)
+    os._exit(status)
 
 
 @contextlib.contextmanager
@@ -54,27 +70,24 @@ class _Handlers:
     def __init__(self, handlers: Mapping[int, Any]) -> None:
         # None: a handler that Python does not know, and could not put back
         kept = (signal.SIG_IGN, None)
-        free = [number for number in handlers if signal.getsignal(number) not in kept]
-        process = os.getpid()
-
-        def of(handler: Any) -> Any:
-            def call(number: int, frame: Any) -> None:
-                if os.getpid() == process:
-                    handler(number, frame)
-                    return
-                self.remove()  # it came to a fork before this was undone there
-                os.kill(os.getpid(), number)
-
-            return call
-
-        self._ours = {number: of(handlers[number]) for number in free}
-        self._before = {number: signal.signal(number, ours) for number, ours in self._ours.items()}
+        self.ours = {number: ours for number, ours in handlers.items() if signal.getsignal(number) not in kept}
+        self._before = {number: signal.signal(number, ours) for number, ours in self.ours.items()}
 
     def remove(self) -> None:
         """Put the earlier handlers back, except where a later block has put its own."""
         for number, handler in self._before.items():
-            if signal.getsignal(number) is self._ours[number]:
+            if signal.getsignal(number) is self.ours[number]:
                 signal.signal(number, handler)
+
+
+def _hold_signals() -> None:
+    """Before a fork: one that comes to the fork waits until its handlers are undone there; Python would forget it."""
+    numbers = {number for installed in _installed for number in installed.ours}
+    _thread.mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+
+
+def _let_signals_in() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _thread.mask)
 
 
 def _begin_fork() -> None:
@@ -82,6 +95,8 @@ def _begin_fork() -> None:
     _is_fork = True
     while _installed:
         _installed.pop().remove()
+    _let_signals_in()
 
 
+os.register_at_fork(before=_hold_signals, after_in_parent=_let_signals_in)
 undo_in_forks(_begin_fork)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from .allreduce import gradients, written
 from .kvstore import clients, factory, module_loops, separate_training, trainer_loops, trainer_parameters
 from .kvstore.environment import launched_group
+from .mxnet import last_error
 from .mxnet.compat import mx
 from .mxnet.compat.replacing import stands_for
 from .nn import convert, executor, frozen_weights
@@ -32,6 +33,7 @@ REPLACEMENTS = [  # called with the same arguments
 ]
 # Called as wrapper(function, *arguments): with MXNet's names of them, since callers may write these.
 WRAPPERS = [
+    Patch(mx.base, "get_last_ffi_error", last_error.explain),
     Patch(mx.gluon.HybridBlock, "_build_cache", executor.build_cache),
     Patch(mx.gluon.Parameter, "initialize", executor.initialize),
     Patch(mx.nd, "FullyConnected", frozen_weights.fully_connected),

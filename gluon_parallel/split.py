@@ -20,14 +20,14 @@ _NUMPY_DTYPES = {np.float16, np.float32, np.float64, np.uint8, np.int8, np.int32
 
 def map_arrays(function: Callable[[Any], Any], data: Nested) -> Nested:
     """The same nesting of tuples, lists and dicts with `function` applied to every array; what else it has stays."""
-    return function(data) if _is_array(data) else _map_parts(lambda part: map_arrays(function, part), data)
+    return function(data) if _is_array(data) else map_parts(lambda part: map_arrays(function, part), data)
 
 
 def _is_array(data: Nested) -> bool:
     return isinstance(data, (mx.nd.NDArray, np.ndarray))
 
 
-def _map_parts(function: Callable[[Nested], Nested], data: Nested) -> Nested:
+def map_parts(function: Callable[[Nested], Nested], data: Nested) -> Nested:
     """The same tuple, list or dict with `function` applied to what stands in it; anything else as it is."""
     if isinstance(data, dict):
         mapped = copy.copy(data)  # also a defaultdict, whose constructor takes other arguments
@@ -49,7 +49,7 @@ def with_arrays(data: Nested) -> Nested:
     if is_nested:
         parts = [leaf for _, leaf in leaves(data)]
         if isinstance(data, dict) or not parts or not all(isinstance(leaf, (numbers.Real, np.bool_)) for leaf in parts):
-            return _map_parts(with_arrays, data)
+            return map_parts(with_arrays, data)
     try:
         array = np.asarray(data, np.float32)  # as mx.nd.array makes of everything that is no array
     except (TypeError, ValueError) as error:

@@ -9,7 +9,7 @@ from processes import run_servers
 
 import mxnet as mx
 from gluon_parallel.asynchronous import Averaging, Served, check_store, processes
-from gluon_parallel.errors import AsynchronousUnsupported, BatchMismatch
+from gluon_parallel.errors import AsynchronousUnsupported, BatchMismatch, GradientUnavailable
 from mxnet.gluon import nn
 
 ASYNC = """
@@ -173,6 +173,24 @@ def test_served_takes_the_gradient_of_the_mean_over_shards_of_different_sizes(re
     done = served.train([(x.astype("float32"), y.astype("float32")) for x, y in batches])
     np.testing.assert_allclose(net.weight.data(devices[1]).asnumpy(), weight, rtol=1e-5, atol=1e-6)  # float32
     assert done.loss == pytest.approx(total / 17, rel=1e-5)
+
+
+def test_served_sends_no_gradients_of_an_earlier_batch():
+    class Net(mx.gluon.Block):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Dense(1, in_units=1), nn.Dense(1, in_units=1)
+
+        def forward(self, x):
+            return (self.first(x) + self.second(x)) if x[0, 0].asscalar() > 0 else self.first(x)
+
+    net = Net()
+    net.initialize(mx.init.One(), ctx=[mx.cpu(0), mx.cpu(1)])
+    served = Served(net, mx.gluon.loss.L2Loss(), [mx.cpu(0), mx.cpu(1)], Server())
+    ones, label = np.ones((2, 1), "float32"), np.zeros((2, 1), "float32")
+    served.train([(ones, label)])
+    with pytest.raises(GradientUnavailable, match="dense.*got no gradient"):
+        served.train([(-ones, label)])
 
 
 class Store:

@@ -233,6 +233,23 @@ def test_sparse_gradients_train_like_dense_ones(options, how):
     np.testing.assert_allclose(results[1], results[0], rtol=1e-6, atol=1e-9)  # of clipping, norms are float32
 
 
+def test_nothing_to_train_is_refused_with_its_cause():
+    net = gluon.nn.Dense(1, in_units=1)
+    parallel = parallel_of(net, 2)
+    data = nd.ones((2, 1))
+    loss = parallel.step(data, data)
+    with pytest.raises(mx.base.MXNetError, match="parallel.step have made the backward pass already"):
+        loss.backward()
+    net.collect_params().setattr("grad_req", "null")
+    with pytest.raises(gp.errors.GradientUnavailable, match="all parameters of the net are frozen .*grad_req of some"):
+        parallel.step(data, data)
+    net.collect_params().setattr("grad_req", "write")
+    parallel.step(data, data)
+    parallel = gp.DataParallel(net, lambda out, y: (y * 2).mean(axis=1), parallel.trainer)
+    with pytest.raises(gp.errors.GradientUnavailable, match="the loss depends on no parameter that is trained"):
+        parallel.step(data, data)
+
+
 def test_sparse_parameters_that_cannot_be_trained_are_refused_by_name():
     net = gluon.nn.Embedding(10, 4, sparse_grad=True, prefix="words_")
     net.initialize(ctx=cpus(2))

@@ -30,7 +30,9 @@ def in_fork(function):
 
 
 def dispositions():
-    return [str(signal.getsignal(number)) for number in stopping.SIGNALS]
+    """How this process reacts to stop signals, and which signals it blocks."""
+    handlers = [str(signal.getsignal(number)) for number in stopping.SIGNALS]
+    return handlers, signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 def test_a_fork_has_the_handlers_that_there_were_before_a_training():
@@ -76,14 +78,28 @@ def test_a_signal_that_was_ignored_at_the_start_of_a_training_stays_so(number):
         signal.signal(number, before)
 
 
-def test_a_signal_that_comes_to_a_fork_before_it_has_undone_the_handlers_is_not_the_trainings(monkeypatch):
-    came, sent = [], []
-    with forks.signals_handled({signal.SIGTERM: lambda number, _: came.append(number)}):
-        with monkeypatch.context() as patched:
-            patched.setattr(os, "getpid", lambda: -1)
-            patched.setattr(os, "kill", lambda process, number: sent.append((process, number)))
-            signal.raise_signal(signal.SIGTERM)
-        assert came == [] and sent == [(-1, signal.SIGTERM)]  # which then meets the handler of before
+def printed(script, status=0, **variables):
+    """What a program prints that ends with this status."""
+    argv, variables = [sys.executable, "-c", textwrap.dedent(script)], {"PYTHONPATH": PYTHONPATH, **variables}
+    done = subprocess.run(argv, env={**os.environ, **variables}, capture_output=True, text=True, timeout=280)
+    assert done.returncode == status, done.stderr
+    return done.stdout
+
+
+def test_a_signal_that_comes_to_a_fork_before_it_has_undone_the_handlers_is_not_the_trainings():
+    script = """
+        import os, signal
+        os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))
+        from gluon_parallel import forks
+        process = os.getpid()
+        def handle(*_):
+            print("ours" if os.getpid() == process else "not ours", flush=True)
+        with forks.signals_handled({signal.SIGTERM: handle}):
+            child = os.fork()
+            print("ended by", os.waitpid(child, 0)[1])
+            os.kill(os.getpid(), signal.SIGTERM)
+    """
+    assert printed(script) == f"ended by {int(signal.SIGTERM)}\nours\n"
 
 
 def test_what_runs_at_the_exit_does_so_in_the_process_that_registered_it():
@@ -95,15 +111,22 @@ def test_what_runs_at_the_exit_does_so_in_the_process_that_registered_it():
         if os.fork():
             os.wait()
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        env={**os.environ, "PYTHONPATH": PYTHONPATH},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=True,
-    )
-    assert done.stdout == "exit of the process\n"
+    assert printed(script) == "exit of the process\n"
+
+
+@pytest.mark.parametrize("waits", ["", "multiprocessing.util.Finalize(None, time.sleep, (1000,), exitpriority=20)"])
+def test_what_ends_at_once_leaves_neither_workers_nor_a_temporary_folder_and_waits_for_nobody(tmp_path, waits):
+    script = f"""
+        import multiprocessing, os, sys, time
+        from gluon_parallel import forks
+        if __name__ == "__main__":
+            pool = multiprocessing.Pool(1)
+            print(pool._pool[0].pid, multiprocessing.util.get_temp_dir())
+            {waits or "pass"}
+            forks.end_at_once(7)
+    """
+    worker, folder = printed(script, status=7, TMPDIR=str(tmp_path)).split()
+    assert waits or not (os.path.exists(f"/proc/{worker}") or os.path.exists(folder))
 
 
 @pytest.fixture

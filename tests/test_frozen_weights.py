@@ -69,16 +69,22 @@ def made(make, shape, hybridize):
     return net
 
 
-def gradients(net, shape):
-    """{name: gradient} of a random function of the outputs; MXNet's operators leave memory of others behind."""
+def gradients(net, shape, request="write"):
+    """{name: gradient} of a random function of the outputs; MXNet's operators leave memory of others behind.
+
+    With the request "add", that of the input is of two passes.
+    """
     nd.full((1000,), 1e3).wait_to_read()
     rng = np.random.default_rng(0)
     x = nd.array(rng.normal(size=shape))
-    x.attach_grad()
-    with mx.autograd.record():
-        y = net(x)
-        loss = (y * nd.array(rng.normal(size=y.shape))).sum()
-    loss.backward()
+    x.attach_grad(request)
+    factors = None
+    for _ in range(1 + (request == "add")):
+        with mx.autograd.record():
+            y = net(x)
+            factors = nd.array(rng.normal(size=y.shape)) if factors is None else factors
+            loss = (y * factors).sum()
+        loss.backward()
     named = net._collect_params_with_prefix().items()
     return {"x": x.grad.asnumpy()} | {name: one.grad().asnumpy() for name, one in named if one.grad_req != "null"}
 
@@ -97,6 +103,20 @@ def test_a_frozen_parameter_changes_no_gradient_of_another_one(name, hybridize):
             assert found.keys() == wanted.keys() - ({frozen} if request == "null" else set())
             for other, gradient in found.items():
                 np.testing.assert_allclose(gradient, wanted[other], **CLOSE, err_msg=f"{other}, {frozen} {request}")
+
+
+@pytest.mark.parametrize("hybridize", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_passes_add_to_the_gradients_beside_a_frozen_parameter(name, hybridize):
+    make, shape = LAYERS[name]
+    wanted = gradients(made(make, shape, hybridize), shape)
+    for frozen in wanted.keys() - {"x"}:
+        net = made(make, shape, hybridize)
+        for other, parameter in net._collect_params_with_prefix().items():
+            parameter.grad_req = "add" if other in wanted.keys() - {frozen} else "null"
+        found = gradients(net, shape, "add")
+        for other, gradient in found.items():
+            np.testing.assert_allclose(gradient, 2 * wanted[other], **CLOSE, err_msg=f"{other}, {frozen} is frozen")
 
 
 @pytest.mark.parametrize("hybridize", [False, True])

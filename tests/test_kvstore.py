@@ -36,7 +36,7 @@ BOOKKEEPING = METRICS[:3]
 ALL = [*SUMS, *checks("kvstore_statistics"), *TRAINING, *BOOKKEEPING]
 [OVERLAP], SPARSE, SHARDS = checks("kvstore_overlap"), checks("kvstore_sparse"), checks("kvstore_shards")
 JOIN = checks("kvstore_join")
-MPI_ONLY = [OVERLAP, *SPARSE, *SHARDS, *JOIN]
+MPI_ONLY = [OVERLAP, *SPARSE, *SHARDS, *JOIN, *checks("kvstore_again")]
 CONTRACT = [SUMS[0], *BOOKKEEPING]
 TRAINER, DIVISORS, INTERRUPTED, DEFERRED, PIPELINE = [
     check
@@ -182,6 +182,13 @@ def with_and_without_shared_memory(checks, quick):
         for check in checks
         for shared_memory in ("1", "0")
     ]
+
+
+@needs_mpi
+def test_a_process_whose_connections_are_closed_comes_to_its_end():
+    status, output = run_mpi(2, FAULTS, "mpi", "unconnected", together=True)
+    assert status == 1 and "passed unconnected on 0" in output and "passed unconnected on 1" in output, output
+    assert "MPI_Finalize did not return within 3 s" in output, output
 
 
 @needs_mpi

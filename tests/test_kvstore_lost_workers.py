@@ -106,3 +106,11 @@ def test_a_lost_process_is_named_to_all_others_within_the_limit(
 def test_a_process_that_is_late_within_the_limit_is_waited_for(monkeypatch, tmp_path, kind, moment, rank):
     told, output = run(monkeypatch, tmp_path, kind, moment, rank, HOSTS, "slow")
     assert told == {0: None, 1: None, 2: None}, output
+
+
+@pytest.mark.parametrize(
+    "place", [pytest.param(ONE_HOST, id="one host"), pytest.param(HOSTS, id="hosts", marks=pytest.mark.slow)]
+)
+def test_a_process_that_works_longer_than_the_limit_is_waited_for(monkeypatch, tmp_path, place):
+    told, output = run(monkeypatch, tmp_path, "small_sum", "known", LEADER, place, "busy")
+    assert told == {0: None, 1: None, 2: None}, output

@@ -380,6 +380,27 @@ def test_the_command_ends_with_the_status_of_the_rank_that_raised_while_others_w
 
 
 @needs_mpi
+def test_a_rank_that_ends_with_status_0_in_the_middle_is_named_by_the_launcher(script, tmp_path):
+    path = script(
+        """
+        import os
+
+        os.environ["GLUON_PARALLEL_TIMEOUT"] = "3"
+        import gluon_parallel as gp
+
+        store = gp.kvstore.create("auto")
+        gp.metrics.gather_rows([1], store)
+        if store.rank == 1:
+            os._exit(0)
+        gp.metrics.gather_rows([1], store)
+        """
+    )
+    result = launching.launch(path, num_workers=2, logs=str(tmp_path / "logs"))
+    assert (result.exit_code, result.failure.member) == (1, "rank 1")
+    assert "ended its program with status 0 without leaving the group" in result.failure.message
+
+
+@needs_mpi
 @pytest.mark.parametrize(
     ("own", "asked", "number"),
     [

@@ -54,7 +54,7 @@ class Group:
         name = f"{who} {number}".strip()
         if what == "exits":
             self.decisions.hear(name, {"exited": int(rest)})
-            if int(rest) == 0 or name in self.ends_at:  # else its agent stays until it is asked to end
+            if name in self.ends_at:  # else its agent stays until it is asked to end
                 self.decisions.hear(name, {"ended": int(rest)})
         elif what == "disconnects":
             self.silent.add(name)
@@ -85,9 +85,10 @@ class Group:
         """Until nothing is left; returns the failure."""
         while not self.decisions.is_over():
             assert self.now < 1000, "the group does not end"
+            self.decisions.note_starters(self.starters)
             while self.events and self.events[0][0] <= self.now:
                 self.happen(self.events.pop(0)[1])
-            self.decisions.look(self.now, self.interrupts, self.starters)
+            self.decisions.look(self.now, self.interrupts)
             if self.decisions.failure and self.failed_at is None:
                 self.failed_at = self.now
             for name in self.names:
@@ -153,6 +154,10 @@ FAILURES = {
         ["1 rank 1 comes h1 10.0.0.2"], {"absent": ["rank 1"]}, "rank 1", 1,
         "rank 0 and rank 1 are on two hosts, 10.0.0.1 and 10.0.0.2, that call themselves h1 and h1", 1,
     ),
+    "the last one does not end": (
+        ["1 rank 0 says ends", "2 rank 0 exits 0"], {}, "rank 1", 1,
+        r"^rank 1 \(process 101 on h1\) did not end within 300 s after the programs of all had ended", 301,
+    ),
     "a server": (["1 server 0 exits 1"], {"roles": ["server 0"]}, "server 0", 1, "ended with status 1", 1),
     "a signal from outside": (["1 rank 1 signalled 15"], {}, "rank 1", 143, "got SIGTERM from outside the group$", 2.5),
     "its process says so": (["1 rank 1 says asked to stop by 15"], {}, "rank 1", 143, "got SIGTERM from outside", 2.5),
@@ -164,6 +169,29 @@ FAILURES = {
     ),
     "it was done, the other one fails late": (
         ["1 rank 0 says was done", "1 rank 0 exits 1", "15 rank 1 exits 3"], {}, "rank 1", 3, "with status 3", 15,
+    ),
+    "others waited for one that runs": (
+        ["1 rank 0 says waits for 1", "1 rank 0 says lost another", "1 rank 0 exits 1"], {}, "rank 1", 1,
+        r"^rank 1 \(.*\) made no step within the limit of 30 s \(--timeout\): rank 0 waited for it$", 2.5,
+    ),
+    "it says so later than one that it told": (
+        ["1 rank 2 says lost another", "1 rank 2 exits 1", "2 rank 0 says waits for 1", "2 rank 0 exits 3"],
+        THREE, "rank 1", 1, "^rank 1 .* made no step .* rank 0 waited for it$", 2.5,
+    ),
+    "others waited for one that ended well": (
+        ["1 rank 1 exits 0", "9 rank 0 says waits for 1", "9 rank 0 exits 1"], {}, "rank 1", 1,
+        "^rank 1 .* ended its program with status 0 without leaving the group, .*: rank 0 waited for it$", 10.5,
+    ),
+    "two wait for each other": (
+        ["1 rank 0 says waits for 1", "1 rank 1 says waits for 0", "1 rank 0 exits 1", "2 rank 1 exits 1"], {},
+        "rank 0", 1, "ended with status 1", 2.5,
+    ),
+    "others waited for one that then fails by itself": (
+        ["1 rank 0 says waits for 1", "1 rank 0 exits 1", "2 rank 1 exits -11"], {}, "rank 1", 139, "by SIGSEGV", 2,
+    ),
+    "mpirun is killed": (
+        ["0.7 mpirun ended -9", "1 rank 0 exits 195", "1 rank 1 exits 195"], {}, "mpirun", 137,
+        "^mpirun, which has started the processes, was killed by SIGKILL$", 1,
     ),
     # where others may go on
     "too few are left": ([*GO_ON, "1 rank 1 exits -9"], {"min_processes": 2}, "rank 1", 137, "SIGKILL", 1),
@@ -210,6 +238,11 @@ LOSSES = {
     "silent": (["1 rank 1 hushes"], {1}),
     "the agent is gone": (["1 rank 1 disconnects"], {1}),
     "hung": (["1 rank 0 says waits for 1", "1 rank 2 says waits for 0 1"], {1}),
+    "the others have missed one that ended well": (["1 rank 1 exits 0", "1 rank 2 says goes on without 1"], {1}),
+    "they say so before it has ended": (["1 rank 2 says goes on without 1", "2 rank 1 exits 0"], {1}),
+    "one that ended well is waited for": (["1 rank 1 exits 0", "1 rank 0 says waits for 1"], {1}),
+    "and so is one that was killed": (["1 rank 1 exits -9", "2 rank 2 says goes on without 1"], {1}),
+    "mpirun is killed as well": (["1 mpirun ended -9", "1 rank 1 exits -9"], {1}),
     "a signal from outside": (["1 rank 1 signalled 15"], {1}),
     "its process says so": (["1 rank 1 says asked to stop by 15", "1 rank 1 exits 143"], {1}),
     "two, one after the other": (["1 rank 1 exits -9", "3 rank 2 exits -9"], {1, 2}),
@@ -226,7 +259,7 @@ def test_the_others_go_on_without_a_process_that_is_lost_and_are_told_its_number
     for number, rank in enumerate(sorted(lost), start=1):
         told = [name for _, name, message in done.sent if message == {"say": f"lost {rank}"}]
         assert {"rank 0", "rank 3"} <= set(told) and f"rank {rank}" not in told
-        ended = (f"rank {rank}", {"end": 0, "ask": False}) in [(name, message) for _, name, message in done.sent]
+        ended = any(name == f"rank {rank}" and "end" in message for _, name, message in done.sent)
         assert ended == (case != "the agent is gone")
         assert f"{4 - number} of 4 processes go on without it" in done.log("rank 0")
 
@@ -251,6 +284,21 @@ def test_signals_from_outside_stop_all_where_too_few_or_not_the_first_would_be_l
 def test_a_launcher_that_was_stopped_for_a_while_takes_nobody_for_silent(group):
     done = group([*ARRIVED, "5 launcher pauses 900", "940 rank 0 exits 0", "940 rank 1 exits 0"])
     assert done.decisions.failure is None
+
+
+@pytest.mark.parametrize(("least", "sent"), [(None, 9.0), (1, 1.0)])
+def test_the_agent_of_a_process_that_ended_well_stays_until_all_have_where_its_end_would_end_the_others(
+    group, least, sent
+):
+    done = group(["1 rank 1 exits 0", "9 rank 0 exits 0"], min_processes=least)
+    assert done.decisions.failure is None
+    ends = [second for second, name, message in done.sent if name == "rank 1" and "end" in message]
+    assert ends[0] == pytest.approx(sent, abs=0.3)
+
+
+def test_one_that_ended_well_and_is_not_missed_ends_nothing(group):
+    done = group(["1 rank 1 exits 0", "50 rank 0 exits 0"])
+    assert done.decisions.failure is None and done.decisions.lost() == []
 
 
 def test_servers_that_do_not_leave_after_the_workers_are_ended(group):

@@ -7,6 +7,7 @@ import os
 import re
 import selectors
 import signal
+import socket
 import sys
 import textwrap
 import time
@@ -182,6 +183,42 @@ def test_a_signal_from_outside_to_an_agent_ends_all(run, monkeypatch):
     assert failure.exit_code == 128 + signal.SIGTERM
 
 
+SLURM = {"JOB_ID": "77", "JOBID": "77", "NODELIST": "n1", "JOB_NODELIST": "n1", "NNODES": "1", "TASKS_PER_NODE": "4"}
+PBS = {"PBS_ENVIRONMENT": "PBS_BATCH", "PBS_JOBID": "5", "PBS_NODEFILE": "nodes"}
+
+
+@needs_mpi
+@pytest.mark.parametrize("variables", [{f"SLURM_{name}": value for name, value in SLURM.items()}, PBS])
+def test_processes_of_this_machine_are_started_here_whatever_hosts_a_batch_system_names(
+    run, monkeypatch, tmp_path, variables
+):
+    (tmp_path / "nodes").write_text("n1\nn1\n")
+    monkeypatch.chdir(tmp_path)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    failure, logs, _ = run(f"print(os.environ['{next(iter(variables))}'])", engines.ENGINES["mpi"])
+    assert failure is None
+    assert [logs[f"rank-{rank}"] for rank in range(2)] == [f"{next(iter(variables.values()))}\n"] * 2
+
+
+@needs_mpi
+def test_what_the_launcher_ignores_its_agents_and_processes_ignore_too(run):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        failure, logs, _ = run(
+            """
+            for process in (os.getppid(), os.getpid()):
+                [mask] = [line.split()[1] for line in open(f"/proc/{process}/status") if line.startswith("SigIgn")]
+                numbers = signal.SIGHUP, signal.SIGINT, signal.SIGTERM
+                print([number.name for number in numbers if int(mask, 16) >> number - 1 & 1])
+            """,
+            engines.ENGINES["mpi"],
+        )
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert failure is None and logs["rank-0"] == logs["rank-1"] == "['SIGHUP']\n" * 2, logs
+
+
 @needs_mpi
 def test_a_fault_of_one_rank_is_named_in_every_log_and_ends_all_wherever_they_have_gone(run):
     failure, logs, shown = run(
@@ -342,29 +379,55 @@ def test_processes_that_are_asked_to_stop_with_mpirun_get_the_time_to_save(run, 
     assert "every process is asked to stop, and killed if it has not after 120 s" in shown.err
 
 
-def test_a_stranger_who_connects_without_the_token_takes_nobodys_place(run, tmp_path):
-    files = [str(tmp_path / "done"), str(tmp_path / "finished")]
+def test_a_stranger_who_connects_without_the_token_takes_nobodys_place(run, tmp_path, monkeypatch):
+    files = [str(tmp_path / name) for name in ("here", "done", "finished")]
+    monkeypatch.setattr(group, "_NEW", 1)
 
     def starts(engine, contact):
         stranger = """
             import json, os, socket, sys, time
             host, _, port = sys.argv[1].rpartition(":")
+            def connect():
+                return socket.create_connection((host, int(port)))
+            def closed(connection):
+                try:
+                    return connection.recv(1) == b""
+                except ConnectionResetError:  # what it sent was not even read
+                    return True
+            def wait_for(path):
+                while not os.path.exists(path):
+                    time.sleep(0.01)
             hello = {"member": "rank 0", "host": "h1", "address": "10.0.0.1", "cores": 1}
-            for token, more in [("", b""), ("guess", b""), ("guess", b"not JSON\\n")]:
-                with socket.create_connection((host, int(port))) as connection:
-                    connection.sendall(json.dumps({"hello": token, **hello}).encode() + b"\\n" + more)
-                    assert connection.recv(1) == b""
+            greetings = [json.dumps({"hello": token, **hello}).encode() + b"\\n" for token in ("", "guess")]
+            for sent in (*greetings, b"not JSON\\n", b"[" * 4000 + b"\\n", b"x" * 5000):
+                with connect() as connection:
+                    connection.sendall(sent)
+                    assert closed(connection), sent
+            wait_for(sys.argv[2])
+            silent = [connect() for _ in range(4)]
+            assert closed(silent[0]) and closed(silent[1])
             print("sent away", flush=True)
-            open(sys.argv[2], "w").close()
-            while not os.path.exists(sys.argv[3]):
-                time.sleep(0.01)
+            open(sys.argv[3], "w").close()
+            wait_for(sys.argv[4])
         """
         argv = [sys.executable, "-c", textwrap.dedent(stranger), contact["GLUON_PARALLEL_AGENT_ADDRESS"], *files]
         return [engines.Start("stranger", argv, {}), engines.start_one(engine, contact, "rank 0", "localhost")]
 
-    failure, logs, _ = run("wait_for('done'); print('undisturbed'); write('finished')", num_workers=1, starts=starts)
+    script = "write('here'); wait_for('done'); print('undisturbed'); write('finished')"
+    failure, logs, _ = run(script, num_workers=1, starts=starts)
     assert failure is None
     assert logs == {"stranger": "sent away\n", "rank-0": "undisturbed\n"}
+
+
+def test_a_connection_that_does_not_say_whose_it_is_is_closed(tmp_path, monkeypatch):
+    monkeypatch.setattr(group, "_SAYS_WHO", 0.0)
+    waiting = group.Group(Bare(1, 0, [], "ssh", "127.0.0.1"), None, Logs(tmp_path), 300.0)
+    here, there = socket.socketpair()
+    with here, waiting._selector:
+        waiting._add(there)
+        waiting._close_the_silent()
+        assert here.recv(1) == b""
+        assert not waiting._selector.get_map()
 
 
 def test_a_program_that_is_not_there_is_refused_with_its_rank(run):

@@ -5,8 +5,10 @@ import gc
 import io
 import math
 import os
+import re
 import signal
 import sys
+import textwrap
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.errors import BatchMismatch, CheckpointError, NotFinite
 from gluon_parallel.training import stopping
+from gluon_parallel.training.prepare import progress
 from gluon_parallel.training.prepare.progress import LAG
 from gluon_parallel.training.stopping import Stopped
 
@@ -67,27 +70,62 @@ def test_a_loss_that_is_not_finite_stops_the_epoch_and_names_its_step(value, bad
     assert seen <= bad + LAG
 
 
-def test_a_terminal_shows_epoch_loss_and_rate_and_nothing_is_drawn_elsewhere(monkeypatch, capsys):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
 
-    def train():
-        loop = gp.Loop(range(LAG + 5))
-        loop.epoch = 6
-        for _ in loop.epochs(7):
-            for _ in loop.loaders[0]:
-                loop.add(mx.nd.full(1, 0.25), 4)
-                loop._bar.refresh()
 
-    train()
-    assert capsys.readouterr().err == ""
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    train()
-    text = terminal.getvalue()
-    assert "epoch 7" in text and "loss 0.2500" in text and "samples/s" in text and f"/{LAG + 5}" in text
+def show_progress(**options):
+    net = mx.gluon.nn.Dense(1, in_units=1)
+    net.initialize()
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.125})
+    loop = gp.Loop(range(LAG + 5), net=net, trainer=trainer)
+    loop.epoch = 6
+    for _ in loop.epochs(7, **options):
+        for _ in loop.loaders[0]:
+            loop.add(mx.nd.full(1, 0.25), 4)
+            loop._bar._bar.refresh()
+
+
+def test_a_terminal_shows_epoch_loss_learning_rate_and_samples_per_second(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    show_progress()
+    text = sys.stderr.getvalue()
+    for part in ("epoch 7", "loss 0.2500, lr 0.125, ", "samples/s", f"/{LAG + 5}"):
+        assert part in text
     assert text.rstrip(" ").endswith("\r")  # it is wiped away, and makes room for the table
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    show_progress(progress=False)
+    assert sys.stderr.getvalue() == ""
+
+
+def test_where_there_is_no_terminal_a_long_epoch_prints_a_line_every_minute(monkeypatch, capsys):
+    show_progress()
+    printed = capsys.readouterr()
+    assert printed.err == "" and "step" not in printed.out
+    monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0.0)
+    show_progress()
+    *_, line, _, _ = capsys.readouterr().out.splitlines()  # before the table
+    assert re.fullmatch(rf"epoch 7: step {LAG + 5} of {LAG + 5}, loss 0\.2500, lr 0\.125, \d+ samples/s", line)
+    show_progress(progress=False)
+    assert "step" not in capsys.readouterr().out
+
+
+def test_a_notebook_shows_a_bar_of_its_own():
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipywidgets")
+    code = """
+        import gluon_parallel as gp
+        import mxnet as mx
+        loop = gp.Loop(range(3))
+        for _ in loop.epochs(1):
+            for _ in loop.loaders[0]:
+                loop.add(mx.nd.ones(1), 1)
+    """
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(textwrap.dedent(code))])
+    nbclient.NotebookClient(notebook, timeout=280).execute()
+    shown = [output.get("data", {}) for output in notebook.cells[0].outputs]
+    assert any("application/vnd.jupyter.widget-view+json" in one for one in shown)
 
 
 class Interrupted:
@@ -336,7 +374,7 @@ def test_checkpoints_of_another_training_and_damaged_ones_are_refused(tmp_path):
     for loaders, seed in (([range(4)], 5), ([range(4), range(2)], 6)):
         with pytest.raises(CheckpointError, match="not saved by this training: it has another seed or other loaders"):
             gp.Loop(*loaders, seed=seed, run=gp.Run(tmp_path))
-    with pytest.raises(CheckpointError, match=r"has no array weights of the shape \(1,\)"):
+    with pytest.raises(CheckpointError, match=r"weights is float64 \(3,\) in the checkpoint and float32 \(1,\) here"):
         gp.Loop(range(4), range(2), seed=5, run=gp.Run(tmp_path), saved={"weights": mx.nd.zeros(1)})
     files()[-1].write_bytes(files()[-1].read_bytes()[:-5])
     with pytest.raises(

@@ -181,3 +181,19 @@ def test_what_split_and_load_makes_arrays_of_is_evaluated_too():
         for num_real, wanted in ((None, 4 / 5), ([3, 1].__getitem__, 1.0)):
             got = gp.evaluate(lambda x: x.tostype("default"), batches, ["acc", "f1"], devices, num_real=num_real)
             assert got[0][1] == pytest.approx(wanted)
+
+
+OUTPUTS_WITHOUT_SAMPLES = {
+    "None": lambda x: None, "a number": lambda x: 3.0, "an array of NumPy": lambda x: x.asnumpy(),
+    "a sum": lambda x: x.sum(), "a state": lambda x: mx.nd.ones((3, *x.shape), ctx=x.ctx),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OUTPUTS_WITHOUT_SAMPLES)
+def test_outputs_without_samples_are_seen_on_one_device_and_not_put_together_on_several(kind):
+    metric = mx.metric.np(lambda labels, scores: float((scores == labels).mean()), allow_extra_outputs=True)
+    net, data = (lambda x: (x, OUTPUTS_WITHOUT_SAMPLES[kind](x))), [(mx.nd.ones(5), mx.nd.ones(5))]
+    if kind.endswith((" sum", " state")):  # MXNet's metric converts its own arrays alone
+        assert gp.evaluate(net, data, metric, [mx.cpu()])[0][1] == 1
+    with pytest.raises(gp.errors.BatchMismatch, match=r"evaluate: outputs\[1\] of a device or process is a.*axis 0"):
+        gp.evaluate(net, data, metric, [mx.cpu(0), mx.cpu(1)])

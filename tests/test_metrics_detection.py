@@ -12,6 +12,7 @@ from processes import needs_mpi, run_mpi, run_servers
 
 import gluon_parallel as gp
 import mxnet as mx
+from gluon_parallel.metrics.merging import adds_up
 
 gluoncv = pytest.importorskip("gluoncv", reason="GluonCV is an optional dependency")
 pytest.importorskip("pycocotools", reason="pycocotools is an optional dependency")
@@ -92,6 +93,18 @@ def test_a_metric_whose_update_takes_something_else_is_refused_and_one_of_a_clas
     wanted.update(*masks)
     got = gp.evaluate(lambda x: x, [masks[::-1]], SegmentationMetric(2), [mx.cpu(0), mx.cpu(1)])
     assert got == list(zip(["pixAcc", "mIoU"], map(pytest.approx, wanted.get())))
+
+
+def test_a_metric_that_keeps_more_than_what_is_merged_is_updated_with_whole_batches():
+    class Plain(SegmentationMetric):
+        def update(self, labels, outputs):
+            super().update(labels[0], outputs[0])
+
+    class OfEach(SegmentationMetric):
+        def get(self):
+            return super().get(), self.of_each
+
+    assert adds_up(SegmentationMetric(2)) and adds_up(Plain(2)) and not adds_up(OfEach(2))
 
 
 @pytest.fixture

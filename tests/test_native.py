@@ -1,12 +1,15 @@
 """The C library by itself: its records as Python reads them, its arithmetic against float64, and random schedules."""
 
 import ctypes
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from c_compiler import compiler
+from processes import ROOT
 
 from gluon_parallel import native
 from gluon_parallel.mxnet.compat.array_types import BFLOAT16, narrowed, widened
@@ -51,6 +54,21 @@ def test_a_variable_forces_a_version_and_without_it_the_best_is_taken(version, m
     native.library.cache_clear()
     with pytest.raises(ImportError, match=r"GLUON_PARALLEL_PROCESSOR is 'sse', this machine has: baseline"):
         native.library()
+
+
+@pytest.mark.parametrize("waits", ["ctypes.PyDLL(None).pause()", "time.sleep(1000)"])  # with Python's lock, without it
+def test_a_program_whose_part_does_not_end_within_its_limit_ends_with_what_that_says(waits):
+    script = f"""
+import ctypes, sys, time
+from gluon_parallel.native import ends_within
+with ends_within(60, "no"), ends_within(60, "no"):
+    pass
+with ends_within(0.1, "this does not end"):
+    {waits}
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=280)
+    assert (done.returncode, done.stderr) == (1, "this does not end\n")
 
 
 def shifted(array):

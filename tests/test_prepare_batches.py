@@ -7,7 +7,10 @@ import pytest
 
 import gluon_parallel as gp
 import mxnet as mx
+from gluon_parallel.split import map_arrays
+from gluon_parallel.training.prepare.empty import without_samples
 from gluon_parallel.training.prepare.loaders import shard_loader
+from gluon_parallel.training.prepare.repetition import note, read
 from mxnet import gluon, nd
 
 NUM = 7
@@ -86,7 +89,7 @@ def test_a_part_without_samples_is_empty_in_the_classes_of_the_others(num_worker
     assert x.transpose().shape == (0, 3) and x[1].shape == (0,) and x.as_in_context(mx.cpu(1)).context == mx.cpu(1)
     assert read("lists") == ([], [])
     nested = read("nested")
-    assert type(nested["x"]) is Named and nested["x"].x.shape == (0, 3) and nested["n"] == 5
+    assert type(nested["x"]) is Named and nested["x"].x.shape == (0, 3) and nested["x"].y == [] and nested["n"] == 5
     x, y = read("NumPy")
     assert type(x) is type(y) is np.ndarray and x.shape == (0, 3) and y.shape == (0,)
     empty = read("mx.np")
@@ -97,6 +100,49 @@ def test_a_part_without_samples_is_empty_in_the_classes_of_the_others(num_worker
         read("time-major")
     with pytest.raises(gp.errors.BatchMismatch, match=r"batch\[1\] has the shape \(4, 2\): .*leave this array out of"):
         read("one array per batch")
+
+
+# What scripts do with a batch before a step
+CHANGES = {
+    "flat": lambda x: x.reshape((0, -1)),
+    "joined": lambda x: x.reshape((-3, 0)),
+    "rows": lambda x: x.reshape(-1, 4),
+    "reversed": lambda x: x.reshape((-1, 0), reverse=True),
+    "time-major": lambda x: x.transpose((1, 0, 2)).reshape((0, -1, 2)),
+    "parts": lambda x: x.split(2, axis=1)[1],
+    "steps": lambda x: x.slice_axis(1, 1, 3)[:, :, 0],
+    "reduced": lambda x: x.mean(axis=1) - x.max(axis=1) / x.norm(axis=1),
+    "numbers": lambda x: 2 ** (1 - abs(-x) / 255) % 3,
+    "where": lambda x: (x > 0) * (x != 3) + (x <= 5),
+    "kind": lambda x: x.astype("int32"),
+    "labels": lambda x: x.argmax(axis=1).one_hot(5),
+    "filled": lambda x: x.zeros_like() + x.flip(axis=1).tile((1, 2, 1)).square()[:, :4],
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_part_without_samples_can_be_changed_as_others_can(change):
+    def changed(num):
+        x = nd.ones((1, 4, 2))
+        x = x if num else without_samples((x,), 0)[0]
+        found = CHANGES[change](x)
+        for _ in range(2):  # in place
+            found += 1
+            found *= 2
+        assert isinstance(found, nd.NDArray) and found.asnumpy().shape == found.shape
+        return found
+
+    some, none = changed(1), changed(0)
+    assert none.size == 0 and none.dtype == some.dtype and len(none.shape) == len(some.shape)
+    assert all(size in (other, 0) or size * other == 0 for size, other in zip(none.shape, some.shape))
+
+
+def test_lists_of_anything_but_gluons_lists_of_arrays_are_empty_without_samples():
+    one = nd.ones((1, 2))
+    batch = [one, [one], [(one, one)], [3.0], ["word"], [["w", "x"]], [[one, one]], [{"a": 1}], 5]
+    image, *lists, of_gluon, dicts, number = without_samples(batch, 0)
+    assert image.shape == (0, 2) and lists == [[]] * 5 and dicts == [] and number == 5
+    assert [[array.shape for array in arrays] for arrays in of_gluon] == [[(0, 2), (0, 2)]]
 
 
 def test_every_wrapper_of_loaders_knows_the_axis_of_a_part_without_samples():
@@ -126,6 +172,35 @@ def test_an_iterator_of_mxnet_begins_anew_with_each_pass():
             if len(seen) == 9:
                 break  # in the second pass
     assert seen == [0, 1, 2, 3, 4, 5, 0, 1, 2, 0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_sampler_that_begins_behind_the_first_sample_is_divided_from_there(num_workers):
+    data = gluon.data.SimpleDataset(list(range(10)))
+
+    def read(rank):
+        loader = gluon.data.DataLoader(data, 4, sampler=gluon.data.SequentialSampler(5, start=3))
+        return [batch.asnumpy().tolist() for batch in shard_loader(loader, rank, num_workers, seed=0)]
+
+    batches = [sum(parts, []) for parts in zip(*map(read, range(num_workers)))]
+    assert batches == [[3, 4, 5, 6], [7]]
+
+
+def test_a_loader_that_is_handed_over_twice_is_read_in_two_orders_of_its_own():
+    data = gluon.data.SimpleDataset(list(range(6)))
+
+    def orders(part, num):
+        return [[batch.asnumpy().tolist() for batch in part] for _ in range(num)]
+
+    wanted = orders(shard_loader(gluon.data.DataLoader(data, 2, shuffle=True), 0, 1, seed=0), 3)
+    twice = gluon.data.DataLoader(data, 2, shuffle=True)
+    first, second = (shard_loader(twice, 0, 1, seed=0) for _ in range(2))
+    assert orders(first, 1) + orders(second, 2) + orders(first, 2) == [*wanted[:1], *wanted[:2], *wanted[1:]]
+
+
+def test_a_data_set_in_the_place_of_a_loader_is_refused():
+    with pytest.raises(TypeError, match=r"a loader is the data set SimpleDataset; write gluon.data.DataLoader\(data,"):
+        shard_loader(gluon.data.SimpleDataset([1, 2]), 0, 1, seed=0)
 
 
 class SplitSampler(gluon.data.Sampler):
@@ -212,3 +287,46 @@ def test_steps_without_a_loader_are_updated_with_before_they_are_measured():
         training.step(nd.ones((2, 1)), nd.ones((2, 1)))
         measure()
         assert trainer.optimizer.num_update == number
+
+
+@pytest.mark.parametrize("measure", ["evaluate", "predict"])
+def test_measuring_with_the_loader_of_training_in_the_middle_of_a_pass_changes_nothing(measure, rng):
+    x, y = rng.standard_normal((10, 2)).astype("float32"), rng.standard_normal((10, 1)).astype("float32")
+
+    def train(measures):
+        net = gluon.nn.Dense(1, in_units=2)
+        net.initialize(mx.init.One())
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+        loader = gluon.data.DataLoader(gluon.data.ArrayDataset(x, y), 2, shuffle=True)
+        training, train = gp.prepare(net, gluon.loss.L2Loss(), trainer, loader, accumulate=2)
+        positions = []
+        for _ in training.epochs(2):
+            for inputs, labels in train:
+                training.step(inputs, labels)
+                if measures and training.step_in_epoch == 3:
+                    arguments = {"evaluate": (train, "mse"), "predict": (train,)}[measure]
+                    getattr(training, measure)(*arguments)
+                positions.append(train.position)
+        return net.weight.data().asnumpy().tolist(), trainer.optimizer.num_update, positions
+
+    assert train(True) == train(False)
+
+
+@pytest.mark.parametrize("num_workers", [3, 5])  # process 0 has one sample of the first batch, or none
+def test_a_repeated_step_gets_all_samples_of_a_list_that_is_divided_anew(num_workers):
+    part = shard_loader(loader("lists"), 0, num_workers, seed=0)
+    batches = iter(part)
+    images, labels = next(batches)
+    assert len(images) == len(labels) == (num_workers == 3)
+    steps = [note(0, arguments, [part]) for arguments in ((images, {"y": labels}), ((images, labels),))]
+    some = [note(0, (images[0],), [part])] if images else []
+    part.divide(0, 1)
+    for step in steps:
+        part.under_way.go_to(0)
+        *_, found = map_arrays(lambda array: array.asnumpy().max(), read(step))
+        labels = found["y"] if isinstance(found, dict) else found[1]
+        assert labels == [0, 1, 2, 3]
+    for step in some:
+        part.under_way.go_to(0)
+        with pytest.raises(gp.errors.BatchMismatch, match="4 parts where it had 1, of which the step was"):
+            read(step)

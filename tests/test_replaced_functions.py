@@ -120,8 +120,7 @@ def test_what_is_replaced_has_mxnets_type_name_and_arguments_a_docstring_and_is_
 def test_every_wrapper_takes_mxnets_arguments_under_mxnets_names():
     for patch in (*patches.WRAPPERS, *patches.WRAPPERS_IN_GROUPS):
         original = inspect.unwrap(getattr(patch.owner, patch.name))
-        owner, *names = inspect.signature(original).parameters
-        names = names if isinstance(patch.owner, type) else [owner, *names]
+        names = [*inspect.signature(original).parameters][isinstance(patch.owner, type) :]  # without `self`
         names = [
             name
             for name in names

@@ -112,6 +112,18 @@ def test_every_single_trainer_needs_the_store_and_one_of_the_samplers(monkeypatc
     assert separate_training._uses.missing == {"gluon.Trainer": "write ..."}
 
 
+@pytest.mark.parametrize(("num_left", "is_told"), [(1, False), (2, True)])
+def test_a_process_that_is_left_alone_trains_on_everything_and_is_not_warned(monkeypatch, recwarn, num_left, is_told):
+    monkeypatch.setattr(separate_training, "_uses", separate_training._Uses())
+    for variable, value in {"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "0"}.items():
+        monkeypatch.setenv(variable, value)
+    separate_training._uses.opened = True
+    separate_training.note_losses(num_left)
+    separate_training.note("gluon.Trainer", False, "updates ... (write kvstore=store)", each=True)
+    separate_training._tell()
+    assert bool(len(recwarn)) == is_told
+
+
 def norm_net(*norms):
     net = gluon.nn.HybridSequential()
     net.add(gluon.nn.Dense(4, in_units=3), *norms, gluon.nn.Dense(1, in_units=4))

@@ -35,7 +35,8 @@ def make_trainer(*layers, store="device", update_on_kvstore=None):
 def step(trainer):
     if trainer._kvstore_params["kvstore"] is None:
         for parameter in trainer._params:
-            gp.allreduce(parameter.list_grad())
+            if parameter.grad_req != "null":
+                gp.allreduce(parameter.list_grad())
         trainer.update(4, ignore_stale_grad=True)
     else:
         trainer.step(4, ignore_stale_grad=True)
@@ -70,6 +71,9 @@ def train(num_devices, loop, how, store="device", update_on_kvstore=None):
         if what == "step":
             step(trainer)
             continue
+        if what == "freeze":
+            heads[number].weight.grad_req = "null"
+            continue
         shards = gp.split_and_load(nd.array(rng.normal(size=(size, 2)), dtype="float64"), encoder.weight.list_ctx())
 
         def net(x, head=heads[number]):
@@ -97,7 +101,7 @@ def attack(size):
     return "attack", size, 0
 
 
-STEP = ("step", 0, 0)
+STEP, FREEZE = ("step", 0, 0), ("freeze", 0, 0)
 LOOPS = {
     "a step left out": [batch(4), STEP, batch(4), batch(1), STEP, batch(3), STEP],
     "the first step left out": [batch(4), batch(1), STEP],
@@ -105,6 +109,7 @@ LOOPS = {
     "adversarial": [batch(4), STEP, attack(4), STEP, attack(1), STEP, attack(4), attack(1), STEP, attack(3), STEP],
     "one adversarial pass": [attack(1), STEP, batch(4), attack(1), STEP],
     "two losses": [batch(4), STEP, batch(4), batch(1, 1), STEP, batch(1), batch(4, 1), STEP, batch(1), STEP],
+    "a head frozen before a step left out": [batch(4), STEP, FREEZE, batch(4), batch(1), STEP, batch(3), STEP],
     "three losses": [batch(4), batch(4, 1), STEP, batch(4), batch(1, 1), batch(2), STEP, batch(2, 1), STEP],
 }
 
@@ -258,6 +263,29 @@ def test_a_second_trainer_leaves_out_what_the_first_has_updated_as_on_one_device
 
     for many, one in zip(train(2), train(1)):
         assert_as_one_device(many, one)
+
+
+def test_two_trainers_take_turns_also_where_a_layer_is_frozen_before_passes_that_no_step_uses():
+    def train_in_turns(num_devices):
+        layers = make(num_devices, (2, 3), (3, 1))
+        trainers = [make_trainer(*layers), make_trainer(*layers)]
+        rng = np.random.default_rng(0)
+        for number, sizes in enumerate([[4], [4, 1], [3], [4, 1], [2, 1]]):
+            if number == 2:
+                layers[1].weight.grad_req = "null"
+            for size in sizes:
+                x = nd.array(rng.normal(size=(size, 2)), dtype="float64")
+                with autograd.record():
+                    losses = [loss_of(lambda x: layers[1](layers[0](x)), shard)
+                              for shard in gp.split_and_load(x, layers[0].weight.list_ctx())]  # fmt: skip
+                autograd.backward(losses)
+            step(trainers[number % 2])
+        return weights(*layers[:1]), weights(*layers[1:])
+
+    one = train_in_turns(1)
+    for num_devices in (2, 3):
+        for many, wanted in zip(train_in_turns(num_devices), one):
+            assert_as_one_device(many, wanted)
 
 
 @pytest.mark.parametrize("chosen", [slice(None), slice(-1, None)])

@@ -1,10 +1,11 @@
-"""Pools of workers: a stop signal to all leaves them to a training that stops by itself, and their end has a limit."""
+"""Worker processes leave stop signals to a training that stops by itself, and the end of a pool of them has a limit."""
 
 import multiprocessing
 import os
 import signal
 import subprocess
 import time
+from multiprocessing import util
 
 import pytest
 
@@ -43,35 +44,48 @@ def test_workers_outlive_a_stop_signal_to_all_while_the_training_stops_by_itself
 
 
 def work(begun):
-    worker_pools._begin_worker(None)
     begun.set()
     time.sleep(1000)
 
 
-@pytest.fixture
-def worker():
+def start(daemon):
     """A process that is at work for long."""
     context = multiprocessing.get_context("fork")
     begun = context.Event()
-    process = context.Process(target=work, args=(begun,))
+    process = context.Process(target=work, args=(begun,), daemon=daemon)
     process.start()
     assert begun.wait(60)
-    yield process
+    return process
+
+
+def ended_by(process):
     process.join(60)
-    assert process.exitcode == -signal.SIGTERM
+    return process.exitcode and signal.Signals(-process.exitcode)
 
 
-def test_a_worker_of_a_program_that_sigterm_ends_ends_by_it_too(worker):
+@pytest.mark.parametrize("daemon", [False, True])
+def test_a_worker_of_a_program_that_sigterm_ends_ends_by_it_too(daemon):
+    worker = start(daemon)
     send(signal.SIGTERM, [worker.pid])
+    assert ended_by(worker) == signal.SIGTERM
 
 
-def test_a_worker_that_is_at_work_ends_when_the_training_ends_it_and_not_by_others(worker):
+def test_a_worker_that_is_at_work_ends_when_the_training_ends_it_and_not_by_others():
     with stopping.postponed(lambda: True):
+        worker = start(daemon=True)
         for number in stopping.SIGNALS:
             send(number, [worker.pid])
         worker.join(0.2)
         assert worker.exitcode is None
         worker.terminate()
+        assert ended_by(worker) == signal.SIGTERM
+
+
+def test_a_process_that_the_training_does_not_end_ends_by_a_stop_signal_to_all():
+    with stopping.postponed(lambda: True):
+        worker = start(daemon=False)
+        send(signal.SIGTERM, [worker.pid])
+        assert ended_by(worker) == signal.SIGTERM
 
 
 def test_the_training_itself_ends_its_workers():
@@ -83,6 +97,10 @@ def test_the_training_itself_ends_its_workers():
         for worker in workers:
             worker.join(60)
             assert worker.exitcode in (0, -signal.SIGTERM)  # 0: it has found out first that there is no more work
+
+
+def test_workers_have_the_temporary_folder_of_the_training_which_removes_it(pool):
+    assert pool.apply(util.get_temp_dir) == util.get_temp_dir()
 
 
 def test_a_pool_ends_though_a_worker_was_killed_while_it_held_the_lock_of_the_queue(monkeypatch):

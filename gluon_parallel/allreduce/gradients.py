@@ -186,8 +186,8 @@ def refuse_clipped(parameters: Iterable[mx.gluon.Parameter], over_processes: boo
                 f"clip_global_norm has clipped gradients of {parameter.name} before they were summed, by the norm of "
                 f"those of one {'process' if over_processes else 'device'}. Clip the sums: trainer.allreduce_grads(), "
                 "gluon.utils.clip_global_norm([gradient for parameter in parameters for gradient in "
-                "parameter.list_grad()], largest), trainer.update(num_samples). The trainer needs "
-                "update_on_kvstore=False"
+                "parameter.list_grad()], largest), trainer.update(num_samples). A trainer whose store updates cannot: "
+                "leave update_on_kvstore=True out; MXNet's servers need update_on_kvstore=False"
             )
 
 

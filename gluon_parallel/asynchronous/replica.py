@@ -5,12 +5,13 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
+from ..allreduce.gradients import flags, mark, zero_stale
 from ..errors import AsynchronousUnsupported, GradientUnavailable
 from ..loss_checks import check_loss
-from ..mxnet.arrays import copy_from_numpy, is_fresh, set_fresh
+from ..mxnet.arrays import copy_from_numpy
 from ..mxnet.blocks import parameters_by_structure
 from ..mxnet.compat import mx
-from ..mxnet.compat.array_types import as_tuple, set_zero
+from ..mxnet.compat.array_types import as_tuple
 from ..mxnet.parameters import is_initialized
 from ..nn.blocks import blocks_of
 from ..sample_loss import LossPerSample
@@ -53,8 +54,13 @@ class MeanGradient:
             check_loss(self.loss, *calls[0], sizes[0], self._reduction, has_scale=True)
             self._has_checked_loss = True
         for parameter in self._trained:
-            for gradient in parameter.list_grad()[len(shards) :]:
-                set_zero(gradient)  # a device without samples
+            if not any(flags(parameter)):
+                raise GradientUnavailable(
+                    f"{parameter.name} got no gradient: the loss does not depend on it. Leave its layer out, or set "
+                    "its grad_req to 'null'"
+                )
+            zero_stale(parameter, parameter.list_grad())  # of devices without samples
+            mark(parameter, False)
         return mean, count
 
 
@@ -110,13 +116,6 @@ class Replica(MeanGradient):
         """The mean loss over a batch at these weights, its gradient, and the number of samples; waits for them."""
         self.set_weights(weights)
         mean, count = self.run(batch)
-        for parameter in self._trained:
-            if not is_fresh(parameter.data(self.device)):
-                raise GradientUnavailable(
-                    f"{parameter.name} got no gradient: the loss does not depend on it. Leave its layer out, or set "
-                    "its grad_req to 'null'"
-                )
-            set_fresh(parameter.data(self.device), False)
         gradient = concatenate([parameter.grad(self.device).asnumpy() for parameter in self._trained])
         return mean.asnumpy().item(), gradient, count
 

@@ -326,4 +326,7 @@ class Asynchronous:
         store.weights = frozen(rules.concatenate(values[:num]))
         self._average_statistics([values[num:]])
         state = [archive.arrays[key] for key in sorted(archive.arrays) if key.startswith("optimizer/")]
+        shapes = (), store.weights.shape
+        if not all(array.shape in shapes and array.dtype.kind in "fi" for array in state):
+            raise CheckpointError(f"the checkpoint has another optimizer state: {', '.join(map(described, state))}")
         store.state = tuple(array if array.ndim else array.item() for array in state)

@@ -12,6 +12,7 @@ from ..loss_checks import check_loss
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import Nested, as_current, as_tuple
 from ..mxnet.device_threads.thread import acting_as, call_from
+from ..mxnet.last_error import is_not_recorded
 from ..mxnet.parameters import gradient_storage, waits_for_shape
 from ..mxnet.trainers import LOSS_SCALER, check_devices, store_of
 from ..nn import convert_by_default, participants, say_what_was_converted
@@ -105,6 +106,8 @@ class TrainingStep:
             for group in groups_of(self._blocks):  # whose devices wait for no other then
                 group.abandon(error)
             update.abandon()
+            if is_not_recorded(error):
+                checks.refuse_nothing_to_train(self._blocks, error)
             raise
         self.num_samples, self.mean = num, mean
         update.end_step(num)

@@ -218,6 +218,9 @@ class Contract:
         """Start to replace a float32 `array` on the CPU by its sum over the processes; nothing is compared."""
         self.pushpull(key, array, out=array)
 
+    def end_gather(self, key: Hashable) -> None:
+        """Note that this process gathers at that key no more; the garbage collector may call it at any time."""
+
     def shared_gather(self, key: Hashable, vector: np.ndarray) -> Any:
         """Where :meth:`gather` goes through shared memory, for the C library; None if it does not."""
 

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import threading
 import time
+import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -59,6 +60,8 @@ class Exchange:
         self.name = name
         self.timeout = timeout
         self._key = next(state_of(self._contract).new_keys) if key is None else key
+        if key is None:  # else another one may use it
+            weakref.finalize(self, self._contract.end_gather, self._key).atexit = False
         self._contract.describe(self._key, name)
         self.shared_gather = None  # where vectors go through shared memory, which the C library can do as well
         self._begun, self._lock = (0, -1), threading.Lock()

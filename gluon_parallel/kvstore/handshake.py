@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 import sys
 from collections.abc import Hashable, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import WorkersDiffer
-from ..forks import at_exit
+from ..forks import at_exit, end_at_once
 from ..mxnet.compat import MXNET_VERSION
 
 _PROTOCOL = 1  # of the messages; another number cannot be understood
@@ -91,10 +90,4 @@ def differ(where: str, said: Mapping[int, str], advice: str) -> WorkersDiffer:
 
 def leave_without_waiting() -> None:
     """At the program's end, leave with ``os._exit``: MXNet's exit, or MPI's, waits for others, who may never come."""
-
-    def leave() -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
-
-    at_exit(leave)
+    at_exit(lambda: end_at_once(1))

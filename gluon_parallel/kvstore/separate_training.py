@@ -25,6 +25,7 @@ class _Uses:
         self.missing: dict[str, str] = {}  # what has none -> what to write
         self.connected: set[str] = set()
         self.opened = False  # whether a store that meets other processes was made
+        self.is_left_alone = False  # whether all other processes are lost
         self.num_backward = 0
         self.told: Optional[set[str]] = None  # what was named in warnings so far; None before the first
 
@@ -54,6 +55,11 @@ def note_store(store: Any) -> Any:
     return store
 
 
+def note_losses(num_left: int) -> None:
+    """Record how many processes of the group are left: one process alone trains and evaluates everything there is."""
+    _uses.is_left_alone = num_left == 1
+
+
 def note_child() -> None:
     """Warn if this process takes no part in a group, because one that it is a fork or a child of does."""
     if (process := taken_by()) is not None:
@@ -69,7 +75,8 @@ def _tell() -> None:
     if ours is not None and "GLUON_PARALLEL_RANK" in os.environ:  # which starts its processes by one of the others
         ours = ours._replace(starter="gluon-parallel launch", variable="GLUON_PARALLEL_NUM_WORKERS")
     _uses.told = set() if before is None else before
-    if ours is None or ours.rank != 0:  # where the environment tells the number, process 0 warns for all
+    # Where the environment tells the number, process 0 warns for all.
+    if ours is None or ours.rank != 0 or _uses.is_left_alone:
         return
     if not _uses.opened:
         if before is None and not any(name in sys.modules for name in _OTHERS):

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from ..errors import WorkerLost
-from . import contract, flight_recorder
+from . import contract, flight_recorder, separate_training
 from .environment import min_processes
 from .mpi import startup
 from .mpi.progress_engine import ProgressEngine
@@ -51,6 +51,7 @@ def regroup(store: MPI) -> list[int]:
     lost = sorted({*before} - {*progress.ranks})
     store.take_part_in(progress)
     contract.forget(store)
+    separate_training.note_losses(progress.size)
     least = min_processes()
     if least is not None and progress.size < least:
         names = ", ".join(map(str, lost))

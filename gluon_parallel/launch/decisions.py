@@ -17,6 +17,7 @@ _STOPPED = 0.5  # seconds between two looks after which this process was stopped
 _SECOND_THOUGHT = 1.5  # seconds in which a better explanation than "somebody ended it" may arrive
 _STOP = 0.4  # part of the limit in which processes that are asked to stop may save: 24 s, of Slurm's and Kubernetes' 30
 _ENDS = 10  # limits within which the last process has ended once the programs of all have
+_ENDED_EARLY = "ended its program with status 0 without leaving the group, as os._exit(0) does"
 _LEAVE = 10.0  # seconds that servers and mpirun get for leaving by themselves when all workers are done
 
 
@@ -40,6 +41,7 @@ class Decisions:
         self.workers = [member for member in self.members.values() if member.is_worker]
         self.logs, self.timeout, self.advice = logs, timeout, advice
         self.min_processes = len(self.workers) if min_processes is None else min_processes
+        self.outlives = min_processes is not None  # whether processes outlive others, and what has started them
         self.failure: Optional[Failure] = None
         self.patience = _PATIENCE * timeout
         self.grace = min(5.0, timeout / 10)  # for a flight recorder's file, and for a last checkpoint
@@ -54,6 +56,7 @@ class Decisions:
         self._workers_done: Optional[float] = None
         self._programs_done: Optional[float] = None  # when a process said first that the programs of all have ended
         self._losses: list[tuple[float, Member, Failure]] = []  # before all others are known to go on without them
+        self._starters: Mapping[str, Optional[int]] = {}
         self._waited: Optional[float] = None  # when a process said first that it waits for others in vain
 
     # what agents say ------------------------------------------------------------------------------------------------
@@ -69,7 +72,7 @@ class Decisions:
                     f"{other.host} and {host}; Open MPI takes them for one. Name the hosts by their addresses; where "
                     "the whole names are equal, give each host a name of its own"
                 )
-                self._fail(member, message, 1)  # MPI would wait for ever
+                self._fail(member.name, message, 1)  # MPI would wait for ever
         if self.kill_at is not None:
             self._send(member, end=0, ask=True)
         return self.kill_at is None
@@ -79,7 +82,8 @@ class Decisions:
         member = self.members[name]
         if not member.gone:
             member.gone = True
-            self._lose(member, f"{member} was lost: the agent that watches it is gone, or its whole host", 1)
+            if member.return_code != 0:
+                self._lose(member, f"{member} was lost: the agent that watches it is gone, or its whole host", 1)
 
     def hear(self, name: str, message: Mapping[str, Any]) -> None:
         """A message of a member's agent."""
@@ -96,10 +100,15 @@ class Decisions:
             self._programs_done = self._programs_done or self._now
         elif text.startswith(heartbeat.WAITS_FOR):
             self._waited = self._waited or self._now
+        elif text.startswith(heartbeat.LEFT_OUT):
+            for number in text.removeprefix(heartbeat.LEFT_OUT).split():
+                other = self.members[f"rank {number}"]
+                other.left_out = True
+                self._lose_if_left_out(other)
         elif text.startswith(heartbeat.SAYS):
             self.logs.say(text.removeprefix(heartbeat.SAYS), [other.name for other in self.workers])
         elif "refused" in message:
-            self._fail(member, f"{name} could not be started on {member.host}: {message['refused']}", 127)
+            self._fail(name, f"{name} could not be started on {member.host}: {message['refused']}", 127)
         elif "exited" in message:
             self._writing.discard(member)
             if not member.is_lost:
@@ -108,26 +117,55 @@ class Decisions:
     def _exited(self, member: Member) -> None:
         code = member.return_code or 0
         self._end_if_stopped()
-        if code != 0 and self.kill_at is None:  # else it was asked to end
+        if code == 0:
+            if self.outlives or not member.is_worker:  # else mpirun would end the others
+                self._send(member, end=self.grace, ask=False)
+            self._lose_if_left_out(member)
+        elif self.kill_at is None:  # else it was asked to end
             if code > 0 and not member.goes_on:  # one that is killed is another loss
                 self._fail_by_loss()
-            if member.lost_another or any(other.signalled is not None for other in self.workers):
+            if member.lost_another or member.waits_for or any(other.signalled is not None for other in self.workers):
                 member.failed_at = self._now + (self.patience if member.was_done else 0)  # the other one is to blame
             else:
                 self._fail_by_status(member)
+
+    def _lose_if_left_out(self, member: Member) -> None:
+        """Lose a process that has ended well, as it seemed, and that the others have missed."""
+        if member.left_out and member.return_code == 0 and not member.is_lost:
+            self._lose(member, f"{member} {_ENDED_EARLY}", 1)
+
+    def _fail_by_waiting(self, member: Member) -> None:
+        """The group ends by a process that others have waited for in vain; if there is none, by the end of `member`."""
+        for other, waiting in self._waited_for():
+            late = f"made no step within the limit of {self.timeout:g} s (--timeout)"
+            what = late if other.return_code is None else _ENDED_EARLY
+            self._fail(other.name, f"{other} {what}: {waiting} waited for it", 1)
+        self._fail_by_status(member)
+
+    def _waited_for(self) -> list[tuple[Member, str]]:
+        """Those that others wait for in vain and that wait for nobody, each with the name of one that waits."""
+        waiting = [member for member in self.workers if member.waits_for and not member.is_lost]
+        found = []
+        for member in self.workers:
+            names = [other.name for other in waiting if member.name in other.waits_for]
+            if names and member not in waiting and not member.is_lost and not member.return_code:
+                found.append((member, names[0]))
+        return found
 
     def _fail_by_status(self, member: Member) -> None:
         code = member.return_code or 1
         words = self.logs.tail(member.name) if not self.logs.live else ""
         log = f"; its log is {self.logs.path(member.name)}" if self.logs.announces else ""
-        end = self._lose if code < 0 else self._fail  # an error would end the others as well
-        end(member, f"{member} {describe(code)}{log}{words}", status(code))
+        message = f"{member} {describe(code)}{log}{words}"
+        if code < 0:
+            self._lose(member, message, status(code))
+        else:  # an error would end the others as well
+            self._fail(member.name, message, status(code))
 
     # what the clock says --------------------------------------------------------------------------------------------
 
-    def look(self, clock: float, interrupts: Sequence[int], starters: Mapping[str, Optional[int]]) -> None:
-        """Decide what follows at this time, from the numbers of the signals that the launcher got so far, and the names
-        of the commands that start agents with the status of those that have ended."""
+    def look(self, clock: float, interrupts: Sequence[int]) -> None:
+        """Decide what follows at this time, from the numbers of the signals that the launcher got so far."""
         before, self._clock = self._clock, clock
         # While this process is stopped itself, no time passes for the others: they may have said something meanwhile.
         self._now += min(clock - before, max(_STOPPED, self.timeout / 10))
@@ -137,23 +175,23 @@ class Decisions:
         if self.kill_at is None:
             self._look_at_losses()
             self._look_at_the_signalled()
-            self._look_for_the_missing(starters)
+            self._look_for_the_missing()
             self._look_for_the_hung()
-            self._look_at_starters(starters)
+            self._look_at_starters()
             self._look_for_the_end()
 
-    def _look_for_the_missing(self, starters: Mapping[str, Optional[int]]) -> None:
+    def _look_for_the_missing(self) -> None:
         for member in self.members.values():
             if member.failed_at is not None and self._now - member.failed_at > _SECOND_THOUGHT and not member.is_lost:
-                self._fail_by_status(member)
+                self._fail_by_waiting(member)
             if member.gone or member.is_lost or member.return_code is not None:
                 continue
             if not member.has_come:
                 if self._now > self.patience:
-                    words = "".join(self.logs.tail(name) for name in starters if name not in self.members)
+                    words = "".join(self.logs.tail(name) for name in self._starters if name not in self.members)
                     words = words or self.logs.tail(member.name)
                     message = f"{member.name} never started: nothing came from it within {self.patience:g} s{words}"
-                    self._fail(member, message, 1)
+                    self._fail(member.name, message, 1)
             elif self._now - member.heard > self.patience:
                 self._lose(member, f"{member} has been silent for {self.patience:g} s: its host or agent is stopped", 1)
             elif member.stopped_since is not None and self._now - member.stopped_since > self.patience:
@@ -165,7 +203,7 @@ class Decisions:
                 f"{', '.join(map(str, late))} did not create its kvstore within {self.patience:g} s of the first "
                 "process. Where the script creates its kvstore, every process must; a longer wait: --timeout SECONDS"
             )
-            self._fail(late[0], message, 1)
+            self._fail(late[0].name, message, 1)
 
     def _look_at_the_signalled(self) -> None:
         """Lose those that got a signal from outside, if the others can go on without them; else stop all."""
@@ -184,25 +222,38 @@ class Decisions:
                 self._stop(member.name, message, number)
 
     def _look_for_the_hung(self) -> None:
-        """Lose those that others wait for in vain and that wait for nobody: they run, but make no step."""
-        if self._waited is None or self._now - self._waited < _SECOND_THOUGHT:
+        """Lose those without which the others can go on, which wait for them in vain: they run, but make no step."""
+        if not self.outlives or self._waited is None or self._now - self._waited < _SECOND_THOUGHT:
             return
-        self._waited, waiting = None, [member for member in self.workers if member.waits_for and not member.is_lost]
+        self._waited = None
+        for member, waiting in self._waited_for():
+            late = f"made no step within {self.patience:g} s"
+            what = late if member.return_code is None else _ENDED_EARLY
+            self._lose(member, f"{member} {what}: {waiting} waits for it", 1)
         for member in self.workers:
-            late = [other.name for other in waiting if member.name in other.waits_for]
-            if late and member not in waiting and member.return_code is None:
-                self._lose(member, f"{member} made no step within {self.patience:g} s: {late[0]} waits for it", 1)
-        for member in waiting:
             member.waits_for = set()
 
-    def _look_at_starters(self, starters: Mapping[str, Optional[int]]) -> None:
-        """Fail where a command has ended without having started its members."""
+    def note_starters(self, starters: Mapping[str, Optional[int]]) -> None:
+        """The names of the commands that start agents, with the status of those that have ended.
+
+        It is called before what agents say is heard: a process whose mpirun is killed ends for that reason.
+        """
+        self._starters = starters
+        here = [member for member in self.workers if member.return_code is None and not member.is_lost]
         for name, code in starters.items():
+            if code is not None and code < 0 and name not in self.members and here and not self.outlives:
+                if all(member.has_come for member in here) and self.kill_at is None:
+                    message = f"{name}, which has started the processes, {describe(code)}{self.logs.tail(name)}"
+                    self._fail(name, message, status(code))
+
+    def _look_at_starters(self) -> None:
+        """Fail where a command has ended without having started its members."""
+        for name, code in self._starters.items():
             mine = [self.members[name]] if name in self.members else self.workers
             waiting = [member for member in mine if not member.has_come]
             if code is not None and waiting and self._now >= 0.5:
                 names = ", ".join(member.name for member in waiting)
-                self._fail(waiting[0], f"{names} never started: {name} {describe(code)}{self.logs.tail(name)}", 1)
+                self._fail(waiting[0].name, f"{names} never started: {name} {describe(code)}{self.logs.tail(name)}", 1)
 
     def _look_for_the_end(self) -> None:
         here = [member for member in self.workers if member.return_code != 0 and not member.is_lost]
@@ -210,10 +261,12 @@ class Decisions:
             if self._programs_done is not None and self._now - self._programs_done > _ENDS * self.timeout:
                 names = ", ".join(map(str, here))
                 message = f"{names} did not end within {_ENDS * self.timeout:g} s after the programs of all had ended"
-                self._fail(here[0], message, 1)
+                self._fail(here[0].name, message, 1)
             return
         if self._workers_done is None:
             self._workers_done = self._now
+            for member in self.workers:
+                self._send(member, end=self.grace, ask=False)
         elif self._now - self._workers_done > min(_LEAVE, self.timeout):
             self._end(self.grace)  # servers that wait for something that will not come
 
@@ -256,7 +309,7 @@ class Decisions:
         """A process is lost: it is ended, and the others go on without it if enough of them are left."""
         others = [other for other in self.workers if other is not member and not other.is_lost]
         if not member.is_worker or len(others) < self.min_processes:
-            self._fail(member, message, exit_code, self.advice if member.is_worker else "")
+            self._fail(member.name, message, exit_code, self.advice if member.is_worker else "")
         elif not member.is_lost and self.failure is None:
             member.is_lost = True
             self._send(member, end=0, ask=False)
@@ -283,20 +336,21 @@ class Decisions:
         if self._losses:
             _, member, loss = self._losses[0]
             words = "it was lost before every process had called gp.prepare or gp.survive"
-            self._fail(member, f"{loss.message}\n    {words}", loss.exit_code, self.advice)
+            self._fail(member.name, f"{loss.message}\n    {words}", loss.exit_code, self.advice)
 
     def lost(self) -> list[str]:
         """The workers without which the others went on."""
         return [member.name for member in self.workers if member.is_lost]
 
-    def _fail(self, member: Member, message: str, exit_code: int, advice: str = "") -> None:
+    def _fail(self, name: str, message: str, exit_code: int, advice: str = "") -> None:
+        """The group ends by the member, or the command that has started members, of that name."""
         if self.failure is not None:
             return
-        self.failure = Failure(member.name, message, exit_code)
-        alive = [other for other in self.members.values() if other is not member and other.return_code is None]
+        self.failure = Failure(name, message, exit_code)
+        alive = [other for other in self.members.values() if other.name != name and other.return_code is None]
         names = ", ".join(other.name for other in alive)
         self.logs.say(f"error: {message}" + (f"\n    {names} cannot go on and will be ended" if names else ""),
-                         [*(other.name for other in alive), member.name])  # fmt: skip
+                         [*(other.name for other in alive), name])  # fmt: skip
         if advice:
             self.logs.say(advice)
         self._writing = {other for other in alive if other.records and other.stopped_since is None}
@@ -336,4 +390,4 @@ class Decisions:
         self._fail_by_loss()
         failed = (member for member in self.workers if member.failed_at is not None and not member.is_lost)
         for member in sorted(failed, key=lambda member: member.failed_at or 0.0):
-            self._fail_by_status(member)
+            self._fail_by_waiting(member)

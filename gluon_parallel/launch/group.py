@@ -5,22 +5,24 @@ import hmac
 import os
 import secrets
 import selectors
-import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
 from ..launch_engines import Engine, agent
 from .decisions import Decisions
+from .leftovers import remove_leftovers, temporary_folder
 from .logs import Logs
 from .member import Failure
 
 _TICK = 0.1  # seconds between two looks at the clock
 _KILLED = 10.0  # seconds in which a killed process is gone, on a busy machine too
+_SAYS_WHO = 10.0  # seconds within which a new connection has said whose agent it is, on a busy machine too
+_NEW = 32  # connections beside those of all agents that have not said so yet; one more closes the oldest
+_HELLO = 4096  # bytes in which it says so
 
 
 class Group:
@@ -42,6 +44,7 @@ class Group:
         self._token = secrets.token_hex(16)
         self._selector = selectors.DefaultSelector()
         self._connections: dict[str, agent.Connection] = {}  # by their members' names
+        self._new: dict[agent.Connection, float] = {}  # those that have not said whose they are, and since when
         self._starters: dict[str, subprocess.Popen] = {}
 
     def run(self) -> Optional[Failure]:
@@ -51,23 +54,25 @@ class Group:
         address = self.engine.address
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listener = socket.create_server((address, 0), family=family, backlog=128)
-        with listener, self._selector, self.engine.kept:
+        remove_leftovers()
+        with listener, self._selector, self.engine.kept, temporary_folder() as self.engine.folder:
+            listener.setblocking(False)
             self._selector.register(listener, selectors.EVENT_READ)
-            self.engine.folder = tempfile.mkdtemp(prefix="gluon_parallel-")
             try:
                 self._start(f"{address}:{listener.getsockname()[1]}")
                 while not self.decisions.is_over():
-                    for key, _ in self._selector.select(_TICK):
-                        if key.fileobj is listener:
-                            self._selector.register(agent.Connection(listener.accept()[0]), selectors.EVENT_READ)
-                        else:
-                            self._receive(key.fileobj)  # type: ignore[arg-type]
-                    ended = {name: starter.poll() for name, starter in self._starters.items()}
-                    self.decisions.look(time.monotonic(), self.interrupts, ended)
+                    ready = [key.fileobj for key, _ in self._selector.select(_TICK)]
+                    self.decisions.note_starters({name: one.poll() for name, one in self._starters.items()})
+                    for connection in ready:
+                        if isinstance(connection, agent.Connection):
+                            self._receive(connection)
+                    if listener in ready:  # after what the others have said, since one more may close the oldest
+                        self._accept(listener)
+                    self._close_the_silent()
+                    self.decisions.look(time.monotonic(), self.interrupts)
                 self.decisions.finish()
             finally:
                 self._leave_nothing()
-                shutil.rmtree(self.engine.folder, ignore_errors=True)
         return self.decisions.failure
 
     def _start(self, address: str) -> None:
@@ -91,6 +96,22 @@ class Group:
             if starter.stdin is not None:
                 with contextlib.suppress(BrokenPipeError), starter.stdin:  # it failed at once; it will be looked at
                     starter.stdin.write(start.stdin.encode())
+
+    def _accept(self, listener: socket.socket) -> None:
+        while len(self._new) >= _NEW + len(self.decisions.members):
+            self._close(next(iter(self._new)))
+        with contextlib.suppress(OSError):  # the other side has gone again, or too many files are open
+            self._add(listener.accept()[0])
+
+    def _add(self, connected: socket.socket) -> None:
+        connection = agent.Connection(connected, _HELLO)
+        self._new[connection] = time.monotonic()
+        self._selector.register(connection, selectors.EVENT_READ)
+
+    def _close_the_silent(self) -> None:
+        for connection, since in list(self._new.items()):
+            if time.monotonic() - since > _SAYS_WHO:
+                self._close(connection)
 
     def _receive(self, connection: agent.Connection) -> None:
         member = next((name for name, known in self._connections.items() if known is connection), None)
@@ -121,7 +142,8 @@ class Group:
                 return None
         except (KeyError, TypeError):
             return None
-        self._connections[name] = connection
+        del self._new[connection]
+        self._connections[name], connection.limit = connection, agent.LINE
         if self.decisions.greet(name, message["host"], message["address"], self.engine.takes_for_one):
             self._send(name, **self.order(name, message["cores"], message["address"]))
         return name
@@ -131,6 +153,7 @@ class Group:
             self._connections[name].send(message)
 
     def _close(self, connection: agent.Connection) -> None:
+        self._new.pop(connection, None)
         self._selector.unregister(connection)
         connection.socket.close()
 

@@ -7,7 +7,6 @@ import linecache
 import os
 import pickle
 import sys
-import tempfile
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ import cloudpickle
 from .. import bounds
 from ..errors import LaunchError, WorkerFailed, WorkerLost
 from .launching import launch
+from .leftovers import temporary_folder
 
 _CALL, _RESULT, _RAISED = "call.pickle", "result-{}.pickle", "raised.{}.pickle"
 
@@ -73,7 +73,7 @@ def call_in_processes(
     live: bool = True,
 ) -> list:  # fmt: skip
     """As :func:`notebook`, from a launched process too; what they print is not shown unless the view is `live`."""
-    with tempfile.TemporaryDirectory(prefix="gluon_parallel-") as name:
+    with temporary_folder() as name:
         folder = Path(name)
         (folder / _CALL).write_bytes(_packed(function, args))
         result = launch(

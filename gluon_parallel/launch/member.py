@@ -23,6 +23,7 @@ class Member:
         self.signalled: Optional[tuple[float, int]] = None
         self.records = False  # whether it writes what it exchanged last when SIGUSR1 comes
         self.is_lost = False  # and the others go on
+        self.left_out = False  # the others say that they go on without it
         self.lost_another = False  # it says that it ends because another one has
         self.was_done = False  # it says so of its own work
         self.goes_on = False  # it says that it goes on without others that are lost

@@ -6,6 +6,8 @@ import sys
 import traceback
 from pathlib import Path
 
+from ..forks import end_at_once
+
 _STOPPING = "gluon_parallel.training.stopping"  # notes Ctrl-C in place of `interrupt`
 _NO_TERMINAL = (
     "gluon_parallel: a launched process has no terminal, so breakpoint() ends it. To debug rank 0, start the processes "
@@ -60,9 +62,7 @@ def run(main):
         stores = sys.modules.get("gluon_parallel.kvstore")  # not imported here: a script may do without any store
         if stores is not None:
             stores.tell_others(reason or f"status {status}")
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status & 0xFF or 1)
+        end_at_once(status & 0xFF or 1)
     return status
 
 

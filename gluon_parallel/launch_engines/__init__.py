@@ -25,6 +25,8 @@ from .hosts import Host
 
 _VERSION_LIMIT = 60  # seconds for mpirun --version
 _HOROVODRUN = Path(sys.executable).with_name("horovodrun")
+# Else mpirun would start its daemons on the hosts that a batch system names, also where one has another name in there
+_NO_ALLOCATION = "^slurm,pbs,tm,lsf,gridengine,flux,alps"
 _AGENT = [sys.executable, "-S", "-E", str(Path(agent.__file__).resolve())]
 
 
@@ -181,6 +183,8 @@ class MPI(Engine):
             env["PRTE_MCA_prte_local_tmpdir_base"] = self.folder
         if self.one_machine:
             argv += ["--map-by", ":OVERSUBSCRIBE"]  # it would count cores and refuse more processes
+            if "PRTE_MCA_ras" not in os.environ:
+                env["PRTE_MCA_ras"] = _NO_ALLOCATION
             if "OMPI_MCA_btl" not in os.environ:
                 env["OMPI_MCA_btl"] = "^tcp"  # shared memory is faster, and no port is opened
         else:

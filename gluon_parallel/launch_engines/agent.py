@@ -23,6 +23,8 @@ HEARTBEAT = (
 BLOCKED = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # signals that what starts the agents does not get
 APART = "apart"  # argument of an agent that outlives what has started it
 
+LINE = 1 << 24  # bytes of a message at most
+
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # prctl(2)
 _CHUNK = 1 << 16  # bytes of a line without an end that are sent on as if it had one
 _BEAT = 0.5  # seconds between two looks at the process
@@ -67,10 +69,10 @@ def send_signal(process, number):
 
 
 class Connection:
-    """Messages in both directions through a socket, each a line of JSON."""
+    """Messages in both directions through a socket, each a line of JSON of `limit` bytes at most."""
 
-    def __init__(self, connected):
-        self.socket, self._rest = connected, b""
+    def __init__(self, connected, limit=LINE):
+        self.socket, self.limit, self._rest = connected, limit, b""
 
     def fileno(self):
         """For selectors."""
@@ -81,13 +83,18 @@ class Connection:
         self.socket.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self):
-        """The messages that have come; None at the end of the connection."""
+        """The messages that have come; None at the end of the connection; ValueError: something else has come."""
         try:
             data = self.socket.recv(1 << 18)
         except OSError:
             data = b""
         *lines, self._rest = (self._rest + data).split(b"\n")
-        return [json.loads(line) for line in lines] if data else None
+        if any(len(line) > self.limit for line in (*lines, self._rest)):
+            raise ValueError(f"a message is longer than {self.limit} bytes")
+        try:
+            return [json.loads(line) for line in lines] if data else None
+        except RecursionError as error:
+            raise ValueError("a message is nested too deeply") from error
 
 
 class Agent:
@@ -209,9 +216,10 @@ class Agent:
     def _all_gone(self):
         """Whether the process and its orphans, which become this one's children, have ended.
 
-        After a failure this agent stays until the launcher has asked all to end: else mpirun would do so at once.
+        This agent stays until the launcher has asked all to end: else mpirun would do so at once, after a failure and
+        after the end of a process that has not left its group.
         """
-        if self.return_code is None or (self.process is not None and self.return_code != 0 and not self._may_leave):
+        if self.return_code is None or (self.process is not None and not self._may_leave):
             return False
         while True:
             try:

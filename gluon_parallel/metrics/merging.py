@@ -14,6 +14,7 @@ from .coco import COCOMeanAP
 # What these metrics of MXNet know is a sum over samples, and their number, which add up however a batch is divided.
 # Others, as MSE, are means over calls of update.
 _SUMS = ("Accuracy", "TopKAccuracy", "Perplexity", "CrossEntropy", "NegativeLogLikelihood", "Loss", "Torch", "Caffe")
+_KNOWN = ("gluoncv", "gluon_parallel", "mxnet")
 _COUNTERS = ("true_positives", "true_negatives", "false_positives", "false_negatives")
 
 
@@ -113,8 +114,11 @@ def _flatten(metric):
 
 def adds_up(metric):
     """Whether parts of batches, merged, make what whole batches would have made, to rounding."""
-    is_sum = type(metric).__module__ == mx.metric.__name__ and type(metric).__name__ in _SUMS
-    return is_sum or _counts(metric) is not None or _rule(metric) is not None
+    kind = type(metric)
+    is_sum = kind.__module__ == mx.metric.__name__ and kind.__name__ in _SUMS
+    # One that has a `get` of its own, say for the values of single images, may know more than what is merged.
+    is_known = all(function.__module__.partition(".")[0] in _KNOWN for function in (kind.get, kind.get_name_value))
+    return is_sum or _counts(metric) is not None or (is_known and _rule(metric) is not None)
 
 
 def _counts(metric):

@@ -27,12 +27,15 @@ def whole_batches(parts: Iterator[Optional[Nested]], store: Any, batch_axis: int
         return
     while True:
         own = list(itertools.islice(parts, 1))  # a part, or nothing behind the last one
-        is_current = [isinstance(leaf, mx.np.ndarray) for _, leaf in leaves(own)]
-        values = map_arrays(lambda array: array.asnumpy(), own)
-        everyones = gather_objects((values, is_current), store, "gp.evaluate()")
-        if not any(values for values, _ in everyones):
+        problem = _problem(own, batch_axis)
+        values = [] if problem else map_arrays(lambda array: array.asnumpy(), own)
+        everyones = gather_objects((values, _are_current(own), problem), store, "gp.evaluate()")
+        for _, _, said in everyones:
+            if said:  # on all processes, which would wait for each other otherwise
+                raise BatchMismatch(said)
+        if not any(values for values, *_ in everyones):
             return
-        found = [(values[0], kinds) for values, kinds in everyones if values and values[0] is not None]
+        found = [(values[0], are_current) for values, are_current, _ in everyones if values and values[0] is not None]
         yield _whole([part for part, _ in found], batch_axis, found[0][1]) if found else None
 
 
@@ -40,19 +43,37 @@ def joined(shards: Sequence[Nested], batch_axis: int) -> Nested:
     """This process's part of a batch, made of its devices' parts, nested arrays of MXNet; itself if one has it."""
     if len(shards) == 1:
         return shards[0]
-    for where, leaf in leaves(shards[0], "(labels, outputs)"):
-        if not isinstance(leaf, mx.nd.NDArray):
-            raise BatchMismatch(
-                f"evaluate: {where} is a {type(leaf).__name__} of each device, not an array that can be put together; "
-                "have the net return arrays alone, or evaluate on one device"
-            )
-    is_current = [isinstance(leaf, mx.np.ndarray) for _, leaf in leaves(shards[0])]
-    return _whole(map_arrays(lambda array: array.asnumpy(), list(shards)), batch_axis, is_current)
+    if problem := _problem(shards, batch_axis):
+        raise BatchMismatch(problem)
+    arrays = map_arrays(lambda array: array.asnumpy(), list(shards))
+    return _whole(arrays, batch_axis, _are_current(shards[:1]))
 
 
-def _whole(parts: Sequence[Nested], batch_axis: int, is_current: Sequence[bool]) -> Nested:
-    """Nested arrays of MXNet, of those of NumPy that parts have; `is_current`: which of them are ``mx.np`` arrays."""
-    kinds = iter(is_current)
+def _problem(parts: Sequence[Optional[Nested]], batch_axis: int) -> Optional[str]:
+    """What is no array of samples in one of these parts, each (labels, outputs)."""
+    for part in filter(None, parts):
+        named = [found for name, side in zip(("labels", "outputs"), part) for found in leaves(side, name)]
+        sizes = [getattr(leaf, "shape", ())[batch_axis : batch_axis + 1] for _, leaf in named]
+        for (where, leaf), size in zip(named, sizes):
+            is_array = isinstance(leaf, mx.nd.NDArray)
+            if not is_array or size != sizes[0] or not size:
+                return (
+                    f"evaluate: {where} of a device or process is "
+                    f"{f'an array of shape {leaf.shape}' if is_array else f'a {type(leaf).__name__}'}, which cannot be "
+                    f"put together along axis {batch_axis}, that of the samples; have the net return arrays of samples "
+                    "alone, or evaluate on one device of one process"
+                )
+    return None
+
+
+def _are_current(parts: Sequence[Optional[Nested]]) -> list[bool]:
+    """Which leaves of parts are ``mx.np`` arrays."""
+    return [isinstance(leaf, mx.np.ndarray) for _, leaf in leaves(list(parts))]
+
+
+def _whole(parts: Sequence[Nested], batch_axis: int, are_current: Sequence[bool]) -> Nested:
+    """Nested arrays of MXNet, of those of NumPy that parts have; `are_current`: which of them are ``mx.np`` arrays."""
+    kinds = iter(are_current)
 
     def whole(arrays: Sequence[np.ndarray]) -> Any:
         values, is_numpy = arrays[0], next(kinds)

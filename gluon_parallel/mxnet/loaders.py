@@ -10,6 +10,7 @@ _OfLoader = Callable[[Any], Any]
 dataset_of: _OfLoader = attrgetter("_dataset")
 batch_sampler_of: _OfLoader = attrgetter("_batch_sampler")
 make_batch: _OfLoader = attrgetter("_batchify_fn")  # samples -> batch
+first_number: _OfLoader = attrgetter("_start")  # of a SequentialSampler
 size_of_batch: _OfLoader = attrgetter("_batch_size")  # of a BatchSampler
 
 

@@ -210,11 +210,61 @@ static void unlock_in_child(void)
     pthread_mutex_unlock(&mutex);
 }
 
+/* Where `other` has this value, looked for from `place` on; -1: nowhere. */
+static int64_t find(const Marks *other, const void *handle, int64_t place)
+{
+    int64_t num = other->num_parameters * other->num_copies;
+    for (int64_t i = 0; i < num; i++) {
+        int64_t where = (place + i) % num;
+        if (other->handles[where] == handle)
+            return where;
+    }
+    return -1;
+}
+
+/* Start with the rounds that are known of the same gradients: those of another trainer, or of the same trainer's
+   parameters before one of them was frozen. Of several records, that one counts which has most of them. */
+static void inherit(Marks *marks)
+{
+    int64_t num = marks->num_parameters * marks->num_copies, most = 0;
+    Marks *known = NULL;
+    for (Marks *other = first; other; other = other->next) {
+        int64_t num_found = 0, place = 0;
+        for (int64_t i = 0; i < num && other->num_copies == marks->num_copies; i++) {
+            int64_t where = find(other, marks->handles[i], place);
+            num_found += where >= 0;
+            place = where + 1;
+        }
+        if (num_found > most) {
+            most = num_found;
+            known = other;
+        }
+    }
+    if (!known)
+        return;
+    if (!known->is_hidden)
+        note(known);
+    for (int64_t i = 0, place = 0; i < num; i++) {
+        int64_t where = find(known, marks->handles[i], place);
+        marks->rounds[i] = where < 0 ? 0 : known->rounds[where];
+        place = where + 1;
+    }
+    memcpy(marks->in_round, known->in_round, (size_t)marks->num_copies);
+    memcpy(marks->in_last, known->in_last, (size_t)marks->num_copies);
+    marks->has_rounds = known->has_rounds;
+    marks->round = known->round;
+    marks->run = known->run;
+    marks->first_run = known->first_run;
+    marks->thread = known->thread;
+    marks->is_unclear = known->is_unclear;
+}
+
 /* From now on, note the rounds of these gradients. */
 EXPORT void gp_watch(Marks *marks)
 {
     static int64_t is_ready;
     pthread_mutex_lock(&mutex);
+    inherit(marks);
     marks->next = first;
     first = marks;
     int64_t was_ready = is_ready;

@@ -1,4 +1,4 @@
-/* Stop signals in a worker process, such as a DataLoader's: ignored while its parent stops by itself. */
+/* Stop signals in a daemon, such as a DataLoader's worker: ignored while its parent stops by itself. */
 #include <signal.h>
 #include <stdint.h>
 #include <unistd.h>

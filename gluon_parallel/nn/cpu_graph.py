@@ -184,7 +184,7 @@ def _clip_above(node: Node) -> list[Node]:
     name, low = node["name"], node["attrs"]["a_min"]
     # The reshape converts to the plain layout once, for the forward and for the backward pass.
     plain = {**new_node("Reshape", f"{name}_plain", shape="(-2,)"), "inputs": node["inputs"]}
-    return [plain, new_node("_maximum_scalar", f"{name}_low", scalar=low), node]
+    return [plain, new_node("_maximum_scalar", f"{name}_low", scalar=low), {**node, "inputs": [None]}]
 
 
 def _is_between_layouts(graph: _Graph, number: int) -> bool:
@@ -203,6 +203,7 @@ def _normalise_plain(node: Node) -> list[Node]:
     name = node["name"]
     shaped = {**new_node("Reshape", f"{name}_plain", shape="(-4, 1, -1, -2)"), "inputs": node["inputs"][:1]}
     norm = {**node, "name": f"{name}_norm", "attrs": {**node.get("attrs", {}), "axis": "2"}}
+    norm["inputs"] = [None, *node["inputs"][1:]]
     return [shaped, norm, new_node("squeeze", name, axis="(0,)")]
 
 

@@ -70,9 +70,16 @@ def with_weight_gradients(symbol: mx.sym.Symbol, layers: Sequence[int]) -> mx.sy
     def replacement(number: int, node: Node) -> list[Node]:
         if number not in chosen:
             return [node]
-        # A cast to the dtype that they have. Its backward pass takes the gradients of all three at once.
-        cast = new_node("amp_multicast", f"{node['name']}_inputs", num_outputs="3") | {"inputs": node["inputs"]}
-        return [cast, {**node, "inputs": [[-1, output, 0] for output in range(3)]}]
+        # A cast to the dtype that they have. Its backward pass takes the gradients of all three at once. It loses what
+        # it is to add to another gradient, so copies of data and bias take it: that of the weight is not wanted.
+        data, weight, bias = node["inputs"]
+        copies = [
+            new_node("_copy", f"{node['name']}_{name}") | {"inputs": [source]}
+            for name, source in (("bias", bias), ("data", data))
+        ]
+        cast = new_node("amp_multicast", f"{node['name']}_inputs", num_outputs="3")
+        cast["inputs"] = [[-1, 0, 0], weight, [-2, 0, 0]]
+        return [*copies, cast, {**node, "inputs": [[-1, output, 0] for output in range(3)]}]
 
     return replace_nodes(symbol, replacement)
 

@@ -37,28 +37,24 @@ def attribute_value(text: str) -> Any:
 
 
 def new_node(op: str, name: str, **attributes: str) -> Node:
-    """A node for a chain, to be given inputs if it is the first or has more than one."""
+    """A node whose input is the node before it in a chain; others are to be given to the first one."""
     return {"op": op, "name": name, "attrs": attributes, "inputs": [None]}
 
 
 def replace_nodes(symbol: mx.sym.Symbol, replacement: Callable[[int, Node], list[Node]]) -> mx.sym.Symbol:
     """Replace nodes of a traced graph; inputs and outputs stay, in the same order.
 
-    `replacement` is a function of (number, node) that returns the nodes to put in its place, ``[node]`` for most. The
-    inputs of the first are numbered as in `symbol`; so are those of the others but for their first, which is the node
-    before it. Or they are all of nodes before it in the list, numbered from the end: -1 is the one before it.
+    `replacement` is a function of (number, node) that returns the nodes to put in its place, ``[node]`` for most. Their
+    inputs are numbered as in `symbol`; those of nodes in the list from the end, so -1 is the node before, and None its
+    first output.
     """
     graph = graph_of(symbol)
     nodes: list[Node] = []
     renumbered: dict[int, int] = {}
     for number, old in enumerate(graph["nodes"]):
-        for position, new in enumerate(replacement(number, old)):
-            inputs = new.get("inputs", [])
-            if inputs and inputs[0] is not None and inputs[0][0] < 0:
-                placed = [[len(nodes) + source, *which] for source, *which in inputs]
-            else:
-                before = [[len(nodes) - 1, 0, 0]] if position else []
-                placed = before + [[renumbered[source], *which] for source, *which in inputs[len(before) :]]
+        for new in replacement(number, old):
+            inputs = [[-1, 0, 0] if one is None else one for one in new.get("inputs", [])]
+            placed = [[len(nodes) + source if source < 0 else renumbered[source], *which] for source, *which in inputs]
             nodes.append({**new, "inputs": placed})
         renumbered[number] = len(nodes) - 1
     graph["nodes"] = nodes

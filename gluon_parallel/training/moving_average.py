@@ -11,6 +11,7 @@ from ..errors import DevicesMismatch
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_legacy
 from ..mxnet.trainers import updates_on_store
+from .checkpoint import forms
 from .checkpoint.parameters import copies_by_name, copies_for, initialized_parameters, named_copies
 
 
@@ -139,6 +140,7 @@ class ExponentialMovingAverage:
             CheckpointError: it is of another architecture; nothing has been changed then.
         """
         self._refuse_while_applied("loading the average")
+        forms.check(archive.facts, {"num_updates": forms.COUNT, "trainer_updates": forms.COUNT}, source)
         parameters = self._parameters() if archive.facts["num_updates"] else {}
         copies = copies_by_name(archive)
         wanted = {name: f"{_wide(parameter.dtype)} {tuple(parameter.shape)}" for name, parameter in parameters.items()}

@@ -1,9 +1,8 @@
-"""Pools of worker processes, such as a DataLoader's: they outlive a stop signal to all, and end within a limit."""
+"""Worker processes leave stop signals to a training that stops by itself, and the end of a pool of them has a limit."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import mmap
 import multiprocessing.pool
 import os
@@ -45,7 +44,7 @@ undo_in_forks(_begin_fork)
 
 @contextlib.contextmanager
 def left_to_this_process() -> Iterator[None]:
-    """Within this block, workers of this process ignore stop signals, unless this process is the sender."""
+    """Within this block, daemons of this process ignore stop signals, unless this process is the sender."""
     before, _memory.words[0] = _memory.words[0], os.getpid()
     try:
         yield
@@ -53,26 +52,28 @@ def left_to_this_process() -> Iterator[None]:
         _memory.words[0] = before
 
 
-def make(initialize: Callable[..., None], pool: Any, processes: Any = None, initializer: Any = None,
-         *args: Any, **kwargs: Any) -> None:  # fmt: skip
-    """``multiprocessing.pool.Pool.__init__``.
+def _begin_daemon(_: object) -> None:
+    """Leave stop signals to the parent, if this process is a daemon, which its parent ends.
 
     A worker that a signal ends takes what it had begun with it, and perhaps a lock, for which the others and the
     pool's own end then wait for ever. That the training stops is for its main process to see.
     """
-    if isinstance(pool, multiprocessing.pool.ThreadPool):
-        initialize(pool, processes, initializer, *args, **kwargs)
-        return
-    initialize(pool, processes, functools.partial(_begin_worker, initializer), *args, **kwargs)
-    pool._terminate = util.Finalize(pool, _end, (pool._terminate, pool._pool), exitpriority=_END)
-
-
-def _begin_worker(initializer: Any, *initargs: Any) -> None:
-    if _of_parent is not None:  # else it was spawned, and shares no memory
+    if multiprocessing.current_process().daemon and _of_parent is not None:
         for number in SIGNALS:
             native.function("gp_leave_to_parent", 2)(number, address_of(_of_parent.words))
-    if initializer is not None:
-        initializer(*initargs)
+
+
+util.register_after_fork(_Memory, _begin_daemon)  # in processes that multiprocessing forks
+
+
+def make(initialize: Callable[..., None], pool: Any, *args: Any, **kwargs: Any) -> None:
+    """``multiprocessing.pool.Pool.__init__``, of a pool that also ends where a killed worker held its lock."""
+    if isinstance(pool, multiprocessing.pool.ThreadPool):
+        initialize(pool, *args, **kwargs)
+        return
+    util.get_temp_dir()  # of this process; else each worker makes one for its sockets, and leaves it when terminated
+    initialize(pool, *args, **kwargs)
+    pool._terminate = util.Finalize(pool, _end, (pool._terminate, pool._pool), exitpriority=_END)
 
 
 def _end(terminate: Callable[[], None], workers: list) -> None:

@@ -50,7 +50,7 @@ def arrays(value: Any) -> Iterator[Array]:
         return
     array = np.asarray(value.asnumpy() if isinstance(value, mx.nd.NDArray) else value)
     if array.dtype.kind in "biuf":
-        flat = array.astype("float64").ravel()
+        flat = np.nan_to_num(array.astype("float64").ravel(), nan=-1.0)  # NaN would be equal to nothing
         rising = float(flat @ np.linspace(0.5, 1, flat.size))
         yield [*map(float, array.shape), float(np.abs(flat).sum()), rising]
 

@@ -63,7 +63,7 @@ class Study:
         try:
             trainings_draw.examine(seed, check)
         except Wrong:
-            self.report(f"seed {seed}", smallest)
+            self.report(f"seed {seed}", smallest, known[str(smallest)][1])
 
     def _fault(self, way: str, kind: str, text: str) -> Wrong:
         """An exception whose class is that of the fault: differences in one way, or the last line of an error."""
@@ -79,10 +79,11 @@ class Study:
             if kind in ("refused", "impossible"):
                 print(f"{'':18} {text.splitlines()[0][:200]}", flush=True)
 
-    def report(self, name: str, case: Case) -> None:
-        """Say what comes of a training in a fresh process, and how it is repeated."""
+    def report(self, name: str, case: Case, before: str = "") -> None:
+        """Say what comes of a training in a fresh process, and how it is repeated; `before`: what came of it before."""
         kind, text = self._pool.run(case, alone=True)
         what = kind if kind in WRONG else f"{kind} in a fresh process, wrong after other trainings"
+        text = text if kind in WRONG else before or text
         self.wrong.append(f'{name}: {what}\n  python {sys.argv[0]} --case "{case}"')
         print(f"\n{self.wrong[-1]}\n  " + "\n  ".join(text.splitlines()) + "\n", flush=True)
 

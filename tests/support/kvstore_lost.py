@@ -99,6 +99,8 @@ class Scene:
             self.wait(*(f"{rank}.json" for rank in self.survivors))
         elif self.fault == "slow":
             time.sleep(3)  # the others have asked meanwhile
+        elif self.fault == "busy":
+            work(2 * LIMIT)
         else:
             os.kill(os.getpid(), self.signal)
 
@@ -128,6 +130,13 @@ def wait_until(condition, seconds=60):
     while not condition():
         assert time.monotonic() < end, f"waited {seconds} s"
         time.sleep(0.01)
+
+
+def work(seconds):
+    """Compute for so long."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
 
 
 def main(name, moment, fault, lost, folder):
@@ -165,7 +174,7 @@ def main(name, moment, fault, lost, folder):
 def until_it_fails(exchange, store, fault, errors):
     """Exchange until another process is found to be missing."""
     try:
-        for _ in range(3 if fault == "slow" else 100):
+        for _ in range({"slow": 3, "busy": 1}.get(fault, 100)):
             exchange(store, "key")
     except BaseException as error:
         errors.append(error)

@@ -123,6 +123,21 @@ def check_every_metric_says_what_one_process_does(store):
                     assert np.isclose(ours, theirs, rtol=1e-5, atol=1e-6, equal_nan=True), (name, ours, theirs)
 
 
+def check_outputs_without_samples_are_refused_on_all_processes(store):
+    """Each process says what cannot be put together, also one that has no samples, and all can go on."""
+    rank, num = store.rank, store.num_workers
+    batch = nd.ones(2), nd.ones(2)
+    for outputs in (lambda x: (x, x.sum()), lambda x: (x, None), lambda x: (x, x.asnumpy())):
+        try:
+            gp.evaluate(outputs, [batch] if rank == 0 else [], Weighted(), DEVICES[:1], store)
+        except gp.errors.BatchMismatch as error:
+            assert "evaluate: outputs[1] of a device or process is a" in str(error), error
+        else:
+            assert num == 1
+    [(_, mse)] = gp.evaluate(lambda x: x, [batch], "mse", DEVICES[:1], store)
+    assert mse == 0
+
+
 def check_detection_metrics(store):
     """GluonCV's metrics and COCO's over processes: exactly those of one process that sees all images."""
     from detection_predictions import CLASSES, annotations, images, masks

@@ -30,6 +30,34 @@ def check_gluons_trainer_takes_the_store_by_name(store):
     assert (weights == weights[0]).all()
 
 
+def check_layers_that_are_frozen_or_slower_between_epochs_train_as_on_one_device(store):
+    """A backbone that is frozen for an epoch, by its grad_req or its lr_mult, and then has a tenth of the rate."""
+    num = 3 * store.num_workers + 1  # samples: some process has one more
+    samples = np.random.RandomState(5).normal(size=(num, 4)).astype("float32")
+    targets = samples.sum(axis=1, keepdims=True)
+    for by in ("grad_req", "lr_mult"):
+        trained = []
+        for devices, kvstore in ((DEVICES, store), (DEVICES[:1], None)):
+            net = gluon.nn.HybridSequential(prefix=f"{by}_")
+            backbone, head = gluon.nn.Dense(3, in_units=4), gluon.nn.Dense(1, in_units=3)
+            net.add(backbone, head)
+            mx.random.seed(7)
+            net.initialize(mx.init.Xavier(), ctx=devices)
+            trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.1}, kvstore=kvstore)
+            parallel = gp.DataParallel(net, gluon.loss.L2Loss(), trainer)
+            mine = slice(store.rank, None, store.num_workers) if kvstore is store else slice(None)
+            for epoch in range(4):
+                frozen = epoch in (0, 3)
+                if by == "grad_req":
+                    backbone.collect_params().setattr("grad_req", "null" if frozen else "write")
+                backbone.collect_params().setattr("lr_mult", 0.0 if frozen and by == "lr_mult" else 0.1)
+                for _ in range(2):
+                    parallel.step(nd.array(samples[mine]), nd.array(targets[mine]))
+            trained.append([one.data(devices[-1]).asnumpy() for one in net.collect_params().values()])
+        for ours, theirs in zip(*trained):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
 def check_processes_that_divide_by_different_numbers_are_refused(store):
     """Every process hears both numbers; with the number of all samples, the weights are those of one process."""
     net = gluon.nn.Dense(1, in_units=1, use_bias=False)

@@ -57,7 +57,8 @@ class Case:
     update_on_kvstore: Optional[bool] = None
     # A loop of gluon.Trainer.
     sums: str = "step"  # or "allreduce_grads", "gp.allreduce", and then trainer.update
-    backward: str = "joint"  # or "each"; or "autograd.grad", whose gradients are written and marked
+    backward: str = "joint"  # or "each"; "autograd.grad", whose gradients are written and marked; or "again", after a
+    # backward pass on the same device that no step uses
     add: bool = False  # grad_req="add", with zero_grad after each update
     two_trainers: bool = False  # which make the updates in turns
     # Loaders.
@@ -67,6 +68,7 @@ class Case:
     shuffle: bool = False
     last_batch: str = "keep"  # or "discard", "rollover"
     batchify: str = ""  # or "stack", "extra" (an array that is one per batch)
+    score: str = ""  # after each epoch: "loss", "predict", or a metric of `trainings_nets`
 
     steps: tuple[Step, ...] = (Step((4,)), Step((3,)))
     seed: int = 0  # of the samples and weights
@@ -93,7 +95,7 @@ class Case:
 
     @property
     def unused(self) -> range:
-        """The samples of a pass that no step uses: one for each device."""
+        """The samples of a pass that no step uses: one for each device that the training begins with."""
         return range(1000, 1000 + self.devices)
 
     @property

@@ -10,6 +10,7 @@ import trainings_one_device as one_device
 import trainings_ways as ways
 
 import gluon_parallel as gp
+import mxnet as mx
 
 # In vain, for a device or process; that one has the reason, or there is none.
 WAITED = gp.errors.WorkerLost, gp.errors.BarrierTimeout, gp.errors.BarrierBroken
@@ -35,7 +36,7 @@ def tolerance(case):
 
 def differences(case, found, wanted):
     """What differs, in words."""
-    weights, averages, losses = wanted
+    weights, averages, losses, scores = wanted
     largest = tolerance(case)
     lines = []
     for kind, ours, theirs in (("", found.weights(), weights), ("average of ", found.averages(), averages)):
@@ -53,6 +54,9 @@ def differences(case, found, wanted):
             values = found.own(values, step.sizes)
         if error := _error(np.mean(loss), np.mean(values), largest):
             lines.append(f"loss of step {number}: {error}")
+    for epoch, (ours, theirs) in enumerate(zip(found.scores, scores)):
+        if error := _error(ours, theirs, largest):
+            lines.append(f"{case.score} after epoch {epoch}: {error}")
     return sorted(lines)
 
 
@@ -70,8 +74,10 @@ def run(case, rank=0, folder=None):
     """The outcome of a case in this process; `folder` is that of its files, of all processes."""
     try:
         wanted = one_device.train(case)
-    except Exception as error:
+    except mx.base.MXNetError as error:
         return Outcome("impossible", _words(error))
+    except Exception:
+        return Outcome("failed", traceback.format_exc(limit=-4))
     with warnings.catch_warnings(record=True) as caught, tempfile.TemporaryDirectory() as own:
         warnings.simplefilter("always")
         try:

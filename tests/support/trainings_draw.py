@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from trainings_case import Case, Step
 
 EVENTS = ["", "", "", "", "freeze", "thaw", "set_data", "in_place", "learning_rate", "unused", "left_out"]
-EVENTS += ["checkpoint", "states"]
+EVENTS += ["checkpoint", "states", "move"]
 
 
 def _choose(draw, *values):
@@ -116,7 +116,8 @@ def _updates(draw, way, case):
             found["sums"] = "gp.allreduce"
         if found["sums"] != "step":
             found["update_on_kvstore"] = False if found["store"] != "none" else None
-            if not case["sparse"] and case["dtype"] == "float32":  # all that gluon.utils.clip_global_norm takes
+            # All that gluon.utils.clip_global_norm takes; and it counts gradients that a step leaves as they were.
+            if not case["sparse"] and case["dtype"] == "float32" and not case["branches"]:
                 found["clip_global_norm"] = _choose(draw, None, None, 0.1)
         elif processes == 1 and found["store"] != "none":
             # On one device MXNet makes no store.
@@ -125,8 +126,13 @@ def _updates(draw, way, case):
         found["accumulate"] = 1 if case["sparse"] else found["accumulate"]
         found["add"] = found["add"] and not case["sparse"]  # MXNet adds to no row_sparse gradients
         dense = not case["sparse"] and not found["add"] and not case["recompute"]
-        found["backward"] = _choose(draw, "joint", "each", *(["autograd.grad"] if dense else []))
-        found["two_trainers"] = found["store"] != "none" and not found["schedule"] and _often(draw)
+        again = not found["add"] and not case["batch_norm"]  # it would move the running statistics
+        found["backward"] = _choose(
+            draw, "joint", "each", *(["autograd.grad"] if dense else []), *(["again"] if again else [])
+        )
+        # A store that updates has weights of its own, which do not follow those of the devices.
+        is_alone = found["store"] == "none" or found.get("update_on_kvstore")
+        found["two_trainers"] = not is_alone and not found["schedule"] and _often(draw)
         return found
     found["clip_global_norm"] = _choose(draw, None, None, 0.1)
     found["shard_optimizer"] = not case["sparse"] and _often(draw)
@@ -144,7 +150,10 @@ def _loaders(draw, case):
     shuffle = last_batch != "rollover" and _often(draw, 2)
     if last_batch != "keep":  # an epoch without a batch is refused
         samples = max(samples, batch_size)
+    scores = {"l2": ["mse", "rmse", "mae", "largest"], "ce": ["acc"] if case.get("hook") != "float16" else []}
+    scores = ["", "loss", "predict", *scores.get(case["loss"], [])] if case["loss"] != "parts" else ["", "predict"]
     return {
+        "score": _choose(draw, *scores),
         # A process without a sample in the first batch does not know the shapes.
         "deferred": case["deferred"] and case["processes"] == 1,
         "samples": samples, "batch_size": batch_size, "epochs": draw(st.integers(1, 2)), "shuffle": shuffle,
@@ -188,7 +197,11 @@ def _fits(event, case):
     can_freeze = case["fixed"] != "null" and not (way == "prepare" and accumulates)  # its epochs end in between
     return {
         "learning_rate": not case["schedule"],
-        "unused": may_run and way != "prepare",
+        "move": way in ("DataParallel", "loop")
+        and not any(map(case.get, ("update_on_kvstore", "shard_optimizer", "average"))),
+        "in_place": not case.get("update_on_kvstore"),
+        # Whoever marks gradients by hand has to take the marks of other passes away.
+        "unused": may_run and way != "prepare" and case.get("backward") != "autograd.grad",
         "left_out": may_run and case.get("sums") == "allreduce_grads",
         "checkpoint": way in ("DataParallel", "loop") and not case.get("two_trainers"),
         "states": way in ("DataParallel", "loop")

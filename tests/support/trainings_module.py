@@ -12,7 +12,7 @@ class OfModule:
     """One process's part of the training."""
 
     def __init__(self, case, rank):
-        self.case, self.rank, self.losses = case, rank, []
+        self.case, self.rank, self.losses, self.scores = case, rank, [], []
         devices = [mx.cpu(number) for number in range(case.devices)]
         self.store = gp.kvstore.create(case.store) if case.store == "mpi" else case.store
         self.net = nets.make(case, devices, lambda **options: gp.nn.SyncBatchNorm(kvstore=self.of_layers, **options))

@@ -151,6 +151,21 @@ def loss_of(case):
     return loss if not case.reduction else lambda *arguments: getattr(nd, case.reduction)(loss(*arguments))
 
 
+class Largest(mx.metric.EvalMetric):
+    """The mean over the batches of the largest error, which is no sum over samples."""
+
+    def update(self, labels, outputs):
+        """One batch."""
+        self.sum_metric += np.abs(labels[0].asnumpy() - outputs[0].asnumpy()).max()
+        self.num_inst += 1
+
+
+METRICS = {
+    "mse": mx.metric.MSE, "rmse": mx.metric.RMSE, "mae": mx.metric.MAE, "largest": lambda: Largest("largest"),
+    "acc": lambda: mx.metric.Accuracy(axis=-1),
+}  # fmt: skip
+
+
 def sample(case, number):
     """(inputs, labels) of one sample: two lists of arrays of float32, without a batch axis."""
     rng = np.random.default_rng([case.seed, 1, number])

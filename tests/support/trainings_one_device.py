@@ -116,6 +116,25 @@ class OneDevice:
         self.forget()
         return True
 
+    def score(self):
+        """What the case measures after an epoch; None: nothing."""
+        case, found = self.case, []
+        if not case.score:
+            return None
+        metric = nets.METRICS[case.score]() if case.score in nets.METRICS else None
+        for begin in range(0, case.samples, case.batch_size):
+            numbers = range(begin, min(begin + case.batch_size, case.samples))
+            inputs, labels = ([nd.array(array, dtype=self.dtype) for array in p] for p in nets.batch(case, numbers))
+            outputs = self.net(*inputs)
+            if metric is not None:
+                metric.update(labels, [outputs])
+                continue
+            values = outputs if case.score == "predict" else nets.loss_per_sample(case)(outputs, *labels)
+            found.append(values.asnumpy())
+        if metric is not None:
+            return np.array(metric.get()[1])
+        return np.concatenate(found, case.batch_axis) if case.score == "predict" else np.concatenate(found).mean()
+
     def forget(self):
         """Forget what was accumulated."""
         self.totals, self.num_samples, self.num_steps = {}, 0, 0
@@ -153,8 +172,8 @@ def change(step, case, net, set_rate, grad_req="write"):
 
 
 def train(case):
-    """{name: weights}, {name: moving average}, and for each step the losses of the samples or the mean of parts."""
-    one, losses = OneDevice(case), []
+    """{name: weights}, {name: moving average}, for each step the losses of the samples or the mean of parts, scores."""
+    one, losses, scores = OneDevice(case), [], []
 
     def set_rate(rate):
         for optimizer in one.optimizers:
@@ -172,4 +191,6 @@ def train(case):
         losses.append(one.add(numbers))
         if one.num_steps == case.accumulate or ends_epoch:
             update()
-    return one.weights(), one.average, losses
+        if ends_epoch:
+            scores.append(one.score())
+    return one.weights(), one.average, losses, scores

@@ -3,6 +3,7 @@
 import contextlib
 from pathlib import Path
 
+import numpy as np
 import trainings_nets as nets
 from trainings_module import OfModule
 from trainings_one_device import DECAY, batches, change, optimizer_of
@@ -29,7 +30,7 @@ class Trained:
         store = {"none": None}.get(case.store, case.store)
         self.store = gp.kvstore.create(store) if store == "mpi" else store
         self.num_updates = self.num_waiting = self.num_steps = 0
-        self.losses = []
+        self.losses, self.scores = [], []
         self.build()
 
     def build(self):
@@ -83,6 +84,8 @@ class Trained:
             self.backward(self.case.unused)
             if step.before == "left_out":
                 self.trainer.allreduce_grads()
+        elif step.before == "move":
+            self.move()
         elif step.before == "checkpoint":
             path = self.folder / f"checkpoint-{self.num_steps}.npz"
             saved = {"average": self.average} if self.average else {}
@@ -96,6 +99,14 @@ class Trained:
             self.build_again()
             self.net.load_parameters(files[0], ctx=self.devices)
             self.trainer.load_states(files[1])
+
+    def move(self):
+        """To other devices: as many, one more, or one less."""
+        last = self.devices[-1].device_id
+        more = [mx.cpu(last + 1)] if self.num_steps % 3 < 2 else []
+        self.devices = [*self.devices[self.num_steps % 3 != 1 :], *more] or [mx.cpu(last + 1)]
+        self.net.collect_params().reset_ctx(self.devices)
+        self.connect()
 
     def build_again(self):
         """Build all anew; what is frozen for a time stays so."""
@@ -128,14 +139,27 @@ class Trained:
         if case.loss == "parts":
             parts = nets.Parts(case.batch_axis)
             loss = lambda *arguments: sum(total for total, _ in parts(*arguments))  # noqa: E731
+
+        def record(inputs, labels):
+            with autograd.record():
+                return loss(self.net(*inputs), *labels)
+
+        losses = []
+        for place, device in enumerate(devices if case.backward == "again" else ()):
+            [other] = gp.split_and_load(self.arrays([1000 + place]), [device], case.batch_axis)
+            record(*other).backward()
+            losses.append(record(*shards[place]))
+            losses[-1].backward()
         meets = case.batch_norm and len(devices) < len(self.devices)
         with gp.nn.participants(self.net, devices) if meets else contextlib.nullcontext():
-            with autograd.record():
-                losses = [loss(self.net(*inputs), *labels) for inputs, labels in shards]
+            losses = losses or [record(*shard) for shard in shards]
             if case.backward == "joint":
                 autograd.backward(losses)
-            for one, device in zip(losses, devices) if case.backward != "joint" else ():
-                one.backward() if case.backward == "each" else self.write_gradients(one, device)
+            for one, device in zip(losses, devices):
+                if case.backward == "each":
+                    one.backward()
+                elif case.backward == "autograd.grad":
+                    self.write_gradients(one, device)
         return sum(one.sum().asscalar() for one in losses) / len(numbers)
 
     def write_gradients(self, loss, device):
@@ -226,9 +250,11 @@ class Prepared(Trained):
         loader = gluon.data.DataLoader(
             data, case.batch_size, shuffle=case.shuffle, last_batch=case.last_batch, batchify_fn=kinds[case.batchify]
         )
-        self.training, self.loader = gp.prepare(
-            self.net, nets.loss_of(case), self.trainer, loader, store=self.store if case.store == "mpi" else None,
-            sync_batch_norm=case.batch_norm, seed=case.seed, **self.options,
+        numbers = gluon.data.SimpleDataset(range(case.samples))
+        tests = gluon.data.DataLoader(numbers, case.batch_size, batchify_fn=self.arrays)
+        self.training, self.loader, self.tests = gp.prepare(
+            self.net, nets.loss_of(case), self.trainer, loader, tests, sync_batch_norm=case.batch_norm, seed=case.seed,
+            store=self.store if case.store == "mpi" else None, **self.options,
         )  # fmt: skip
 
     def read(self, numbers):
@@ -249,11 +275,22 @@ class Prepared(Trained):
                 self.num_steps += 1
                 if self.average:
                     self.average.update()
+            if case.score:
+                self.scores.append(self.score())
             self.training.end_epoch()
             if self.average:
                 self.average.update()
         assert self.num_steps == len(events), f"{self.num_steps} steps, expected {len(events)}"
         return self
+
+    def score(self):
+        """What the case measures after an epoch, before which an update is made that waits."""
+        case = self.case
+        if case.score == "predict":
+            return self.training.predict(self.tests)
+        metric = nets.METRICS[case.score]() if case.score in nets.METRICS else nets.loss_per_sample(case)
+        [(_, value)] = self.training.evaluate(self.tests, metric)
+        return np.array(value)
 
 
 def _flat(parts):

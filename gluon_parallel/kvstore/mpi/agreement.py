@@ -57,11 +57,11 @@ class ProcessGroup:
 
     def pending(self) -> bool:
         """Whether an exchange waits for the agreement."""
-        return bool(self._mine)
+        return bool(self.active())
 
     def active(self) -> list[Any]:
-        """The exchanges that wait for the agreement."""
-        return [queue[0] for queue in list(self._mine.values())]
+        """The exchanges that wait for the agreement; what may take any time is not waited for."""
+        return [queue[0] for queue in list(self._mine.values()) if not getattr(queue[0], "takes_any_time", False)]
 
     def announce(self, exchange: Any) -> None:
         """Say that this process has come to an exchange; when all have, its ``agreed()`` is called, in one order."""

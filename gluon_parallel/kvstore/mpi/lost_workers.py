@@ -185,12 +185,14 @@ class LostWorkers:
                 self.waited_for = {*gone}
                 progress.fail(flight_recorder.gave_up(f"{self._where(exchange)}: {self._ended(gone)}"))
                 return
-            heard = max([exchange.since, *(self._heard[rank] for rank in missing)])
+            # Where all have come, the last one may have come just now.
+            heard = max([exchange.since, *(self._heard[rank] for rank in missing or self._heard)])
             if MIN_PROCESSES in os.environ and self._reported < heard < now - _REPORTED * progress.timeout:
                 self._reported = now
-                heartbeat.send(heartbeat.WAITS_FOR + " ".join(map(str, self._names(missing))))
+                self._report(missing)
             if now - heard > progress.timeout or now - exchange.since > _MOST_LIMITS * progress.timeout:
                 self.waited_for, ranks = {*missing}, self._listed(missing) or "nobody known"
+                self._report(missing)
                 advice = flight_recorder.advice(
                     "It was killed or stopped, or it runs fewer steps or other layers; look at its output. A longer "
                     "limit: GLUON_PARALLEL_TIMEOUT=seconds"
@@ -199,6 +201,10 @@ class LostWorkers:
                 problem = f"{self._where(exchange)}: waited {waited} for process {ranks}. {advice}"
                 progress.fail(flight_recorder.gave_up(problem))
                 return
+
+    def _report(self, missing: Iterable[int]) -> None:
+        """Tell the launcher for which processes this one waits in vain."""
+        heartbeat.send(heartbeat.WAITS_FOR + " ".join(map(str, self._names(missing))))
 
     def _ask(self, waiting: Sequence[Any], now: float) -> None:
         """Ask those for which somebody waits here how far they have come: soon at first, then less often."""

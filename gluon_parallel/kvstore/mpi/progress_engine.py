@@ -93,7 +93,13 @@ class ProgressEngine:
         """
         exchange.since = time.monotonic()
         self.counts.setdefault(exchange.name, {})[exchange.signature] = record or 1
-        self.submit(lambda: None if self.failure is not None else self.everyone.announce(exchange))
+        self.submit(functools.partial(self._announce, exchange))
+
+    def _announce(self, exchange: Any) -> None:
+        if self.failure is None:
+            if self.shared is not None:
+                self.shared.announce_ended()  # first, so that all processes can use that memory for this exchange soon
+            self.everyone.announce(exchange)
 
     def wait(self, operation: Operation, before: Callable[[], None] = lambda: None) -> None:
         """Call an operation and wait until it has ended.
@@ -307,6 +313,7 @@ class ProgressEngine:
         moved |= self._test()
         if self.shared is not None:
             self.shared.tell_summed()
+            self.shared.announce_ended()
         self._num_steps += 1
         if not self.started or self._num_steps % _STEPS == 0 or any(group.pending() for group in self.groups.values()):
             for source, message in self.messages.poll():

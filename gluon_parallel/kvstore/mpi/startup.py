@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import LOG, StoreUnavailable, WorkerLost
-from ...forks import at_exit, undo_in_forks
+from ...forks import at_exit, end_at_once, undo_in_forks
 from ...mxnet.compat import environment, mx
 from ...mxnet.engine import settle
 from ...mxnet.engine.failures import is_reported
@@ -242,7 +242,7 @@ def _leave() -> None:
             raise
         missing = []
         if was_done and progress.failure is None:
-            _exit(0)  # a process was lost that, like this one, was done
+            end_at_once(0)  # a process was lost that, like this one, was done
     if progress.failure is None and not reason and not missing:
         heartbeat.send(heartbeat.ENDS)
         if not MPI.Is_finalized() and progress.size == MPI.COMM_WORLD.size:  # after a loss it may wait for ever
@@ -255,11 +255,4 @@ def _leave() -> None:
         LOG.error(f"gluon_parallel: process {progress.rank}: {missing} did not end within the limit")
     elif uncaught is None and not reason and not is_reported(progress.failure):
         LOG.error(f"gluon_parallel: {type(progress.failure).__name__}: {progress.failure}")
-    _exit(1)
-
-
-def _exit(status: int) -> None:
-    """Leave, but not through MPI_Finalize, which would wait for those who are gone."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+    end_at_once(1)  # not through MPI_Finalize, which would wait for those who are gone

@@ -59,6 +59,8 @@ class MPI(Store):
         WorkersDiffer: other versions run elsewhere.
     """
 
+    _ending: weakref.finalize | None = None  # has the store's shared memory used again
+
     type = "mpi"
     has_groups = reduces = gathers_parts = compresses = sums_rows = takes_hooks = True
 
@@ -76,6 +78,11 @@ class MPI(Store):
         self._orders: dict = {}  # name -> an array that all its exchanges in Python write, which keeps them in order
         self.parts: set[SharedParts] = set()  # those that have summed or gathered parts
         shared = self._progress.shared
+        if self._ending is not None:  # made for another progress engine
+            self._ending.detach()
+        if shared is not None:
+            self._ending = weakref.finalize(self, shared.ended.append, (self._number, None))
+            self._ending.atexit = False
         self.sums_together = shared is not None and shared.num_hosts > 1  # over one host it would only add copies
 
     def plan(self, *arguments: Any, **options: Any) -> SumPlan:
@@ -235,6 +242,10 @@ class MPI(Store):
         self._progress.check()
         bounds = [rank * value.size for rank in range(self.num_workers + 1)]
         self._gather_by_mpi("g", key, [value], [out], bounds, priority)
+
+    def end_gather(self, key: Hashable) -> None:
+        if self._progress.shared is not None:
+            self._progress.shared.ended.append((self._number, key))
 
     def shared_gather(self, key: Hashable, vector: np.ndarray) -> SharedGather | None:
         shared = self._progress.shared

@@ -19,7 +19,8 @@ from ...kvstore.contract import contract, is_distributed
 from ...metrics import gather_rows
 from ...mxnet.compat import mx
 from ...mxnet.trainers import store_of
-from .state import opened_store, restore, state
+from . import forms
+from .state import checked, opened_store, state
 
 _OWN, _OBJECTS = "own/", "objects/"
 
@@ -144,13 +145,19 @@ def put(content: Archive, net: Optional[mx.gluon.Block], trainer: Optional[mx.gl
         there = ", ".join(facts) or "nothing"
         raise CheckpointError(f"{path} holds {there}, no state of a net and its trainer; read it with gp.archive.read")
     own = {"epoch": facts["loop"]["epoch"], **facts["own"]} if facts.get("loop") else dict(facts.get("own", {}))
-    own.update({name[len(_OWN) :]: array for name, array in arrays.items() if name.startswith(_OWN)})
+    own.update(arrays_of(content))
     states = {name: _state_of(name, value, arrays, facts, path) for name, value in objects.items()}
-    if net is not None:
-        restore(Archive(arrays, facts["state"]), net, trainer, source=path)
+    fill = None if net is None else checked(Archive(arrays, facts["state"]), net, trainer, path)
     for name, value in states.items():
         objects[name].restore(value, source=path)
+    if fill is not None:  # last, for the others refuse what does not fit
+        fill()
     return own
+
+
+def arrays_of(content: Archive) -> dict[str, np.ndarray]:
+    """The arrays that were saved beside net and trainer, by the caller's names."""
+    return {name[len(_OWN) :]: array for name, array in content.arrays.items() if name.startswith(_OWN)}
 
 
 def _state_of(name: str, value: Any, arrays: dict[str, np.ndarray], facts: dict[str, Any], path: Any) -> Archive:
@@ -180,6 +187,7 @@ def _read(path: Path, store: Any, may_be_missing: bool) -> Any:
         try:
             if not may_be_missing or path.exists():
                 found, digest = archive.read(path), zlib.crc32(path.read_bytes())
+                forms.check(found.facts, forms.CHECKPOINT, str(path))
         except Exception as error:  # the others wait for what follows
             digest, failure = -2, error
         digests = gather_rows(np.array([[float(digest)]]), store)[:, 0] if not alone else []

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...archive import Archive
+from ...archive import Archive, described
 from ...communication_hooks import StatefulHook
 from ...communication_hooks.hook import HOOKS, RESTORED
+from ...errors import CheckpointError
 from ...kvstore.mpi.store import MPI
 from ...mxnet.compat import mx
-from ...mxnet.trainers import compression_of, store_of
+from ...mxnet.compat.array_types import BFLOAT16
+from ...mxnet.trainers import compression_of, parameters_of, store_of
 
 _ERRORS, _SHARED, _RESIDUALS = "hook/errors/", "hook/shared/", "hook/residuals/"
 
@@ -39,6 +41,20 @@ def state_of_hook(trainer: mx.gluon.Trainer, names: list[str]) -> dict[str, np.n
         store.allgather(key, array, rows)
         found[key] = rows.asnumpy()
     return found
+
+
+def check_hook(archive: Archive, trainer: mx.gluon.Trainer, names: list[str], source: str) -> None:
+    """CheckpointError: what :func:`restore_hook` puts back does not fit the trainer's parameters."""
+    for name, parameter in zip(names, parameters_of(trainer)):
+        shape = tuple(parameter.shape)
+        for key, row in ((_ERRORS + name, shape), (_RESIDUALS + name, (int(np.prod(shape)),)), (_SHARED + name, None)):
+            array = archive.arrays.get(key)
+            if array is None:
+                continue
+            has_rows = row is None or (array.shape[:1] > (0,) and array.shape[1:] == row)
+            if not has_rows or (array.dtype.kind != "f" and array.dtype != BFLOAT16):
+                wanted = "numbers" if row is None else f"numbers {('processes', *row)}"
+                raise CheckpointError(f"{source} is damaged: {key} is {described(array)}, wanted {wanted}")
 
 
 def restore_hook(archive: Archive, trainer: mx.gluon.Trainer, names: list[str]) -> None:

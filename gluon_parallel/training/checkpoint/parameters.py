@@ -46,6 +46,9 @@ def copies_by_name(archive: Archive) -> dict[str, list[np.ndarray]]:
         {key[len(kind) :]: array for key, array in archive.arrays.items() if key.startswith(kind)}
         for kind in ("parameters/", "copies/")
     )
+    for name, stack in copies.items():
+        if not stack.shape[:1] > (0,):
+            raise CheckpointError(f"copies/{name} is of shape {stack.shape}, wanted a copy for each device")
     return {**{name: [array] for name, array in alike.items()}, **{name: list(stack) for name, stack in copies.items()}}
 
 

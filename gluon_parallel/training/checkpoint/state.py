@@ -6,7 +6,7 @@ by their place in the net (``features.0.weight``), not by MXNet's numbered prefi
 """
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Optional
 
 import numpy as np
@@ -39,7 +39,8 @@ from ...mxnet.trainers import (
     wanted_store,
 )
 from ...pipeline.stage import StageDevices
-from .hook_state import keeps_parts, restore_hook, state_of_hook
+from . import forms
+from .hook_state import check_hook, keeps_parts, restore_hook, state_of_hook
 from .parameters import copies_by_name, copies_for, initialized_parameters, named_copies, shape_with
 
 
@@ -227,11 +228,19 @@ def restore(
         CheckpointError: the state belongs to another architecture or another optimizer; the message names the first
             parameters that differ. Nothing has been changed then.
     """
+    checked(archive, net, trainer, source)()
+
+
+def checked(
+    archive: Archive, net: mx.gluon.Block, trainer: Optional[mx.gluon.Trainer], source: str
+) -> Callable[[], None]:
+    """Check that a state fits a net and a trainer, as :func:`restore` does; returns the function that puts it back."""
     if not isinstance(archive, Archive):
         raise CheckpointError(
             f"archive: got a {type(archive).__name__}, expected what gp.checkpoint.state or gp.archive.read returned; "
             "a file is loaded with gp.checkpoint.load(path, net, trainer)"
         )
+    forms.check(archive.facts, forms.STATE, source)
     parameters = initialized_parameters(net, may_be_deferred=True)
     copies = copies_by_name(archive)
     shapes = {name: values[0].shape for name, values in copies.items()}
@@ -245,19 +254,22 @@ def restore(
         if waits_for_shape(parameter):
             parameter.shape = shapes[name]
             draw_first_values(parameter)
-    fill = _prepare_optimizer(archive, net, trainer, source) if trainer is not None else None
+    fill_optimizer = _prepare_optimizer(archive, net, trainer, source) if trainer is not None else None
 
-    for name, values in copies.items():
-        if len(values) == 1:
-            _set_data(parameters[name], values[0])
-    if fill is not None:
-        fill()
-    # Last: a trainer that starts hands the first device's copy to all others.
-    for name, values in copies.items():
-        if len(values) > 1:
-            here = parameters[name].list_data()
-            for data, copy in zip(here, copies_for(len(here), values)):
-                as_legacy(data)[:] = mx.nd.array(copy, dtype=copy.dtype)
+    def fill() -> None:
+        for name, values in copies.items():
+            if len(values) == 1:
+                _set_data(parameters[name], values[0])
+        if fill_optimizer is not None:
+            fill_optimizer()
+        # Last: a trainer that starts hands the first device's copy to all others.
+        for name, values in copies.items():
+            if len(values) > 1:
+                here = parameters[name].list_data()
+                for data, copy in zip(here, copies_for(len(here), values)):
+                    as_legacy(data)[:] = mx.nd.array(copy, dtype=copy.dtype)
+
+    return fill
 
 
 def _prepare_optimizer(archive: Archive, net: mx.gluon.Block, trainer: mx.gluon.Trainer, source: str) -> Any:
@@ -268,6 +280,11 @@ def _prepare_optimizer(archive: Archive, net: mx.gluon.Block, trainer: mx.gluon.
         raise CheckpointError(f"{source} holds parameters alone, no optimizer. {remedy}")
     if saved["name"] != type(optimizer).__name__:
         raise CheckpointError(f"{source} was trained by {saved['name']}, not by {type(optimizer).__name__}. {remedy}")
+    fixed = {*_arguments(optimizer), *_NOT_STATE, *(vars(optimizer).keys() - _scalars(optimizer).keys())} - {"lr"}
+    for name, value in saved["values"].items():
+        is_lost = value is None and vars(optimizer).get(name) is not None
+        if name in fixed or is_lost or hasattr(type(optimizer), name):
+            raise CheckpointError(f"{source} is damaged: {name!r} is no number that {type(optimizer).__name__} counts")
     schedule, rates = optimizer.lr_scheduler, saved["scheduler"] or {}
     if schedule is not None and not rates.keys() <= _places(schedule).keys():
         raise CheckpointError(
@@ -293,6 +310,7 @@ def _prepare_optimizer(archive: Archive, net: mx.gluon.Block, trainer: mx.gluon.
         wanted.update({key: described(array) for key, array in _flatten({name: make(name, devices[0])}).items()})
     found = {key: [array] for key, array in archive.arrays.items() if key.startswith("optimizer/")}
     refuse_differences(wanted, found, f"{source} has another kind of optimizer state", remedy)
+    check_hook(archive, trainer, names, source)
 
     def made_for(place: int) -> Iterator[tuple[str, Any]]:
         """(name, state) of what this device keeps."""

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from types import FunctionType
 from typing import Any, Callable
 
 import numpy as np
 
 from ...errors import BatchMismatch
 from ...mxnet.compat import mx
+from ...mxnet.compat.array_types import leaves
+from ...split import map_arrays
 
 
 class EmptyArray(mx.nd.NDArray):
-    """An ``mx.nd.NDArray`` of no samples.
+    """An ``mx.nd.NDArray`` of no samples, for what a script does with a batch before the step.
 
-    MXNet takes a size of 0 as unknown, unless ``np_shape`` says that it is one. So what a script does with a batch
-    before the step runs under it here: copies to a device, casts, arithmetic with numbers and changes of the shape.
+    MXNet takes a size of 0 as unknown, unless ``np_shape`` says that it is one, and few operators compute with it. So
+    the methods and operators of this class return what they return for one sample, without it. Functions of ``mx.nd``
+    do not.
     """
 
     __slots__: list[str] = []
@@ -28,12 +32,35 @@ class EmptyArray(mx.nd.NDArray):
         return array
 
 
-def _under_np_shape(name: str) -> Callable[..., Any]:
-    method = getattr(mx.nd.NDArray, name)
+def _without_computing(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that is called with arrays of one sample, and of two: which sizes of its result count samples."""
 
-    def call(self: EmptyArray, *arguments: Any, **options: Any) -> Any:
+    def call(*arguments: Any, **options: Any) -> Any:
+        def result(num: int) -> list[Any]:
+            args, named = map_arrays(lambda array: _with_samples(array, num), (list(arguments), options))
+            found = method(*args, **named)
+            return found if isinstance(found, list) else [found]
+
+        pairs = list(zip(result(1), result(2)))
+        if not all(type(one) is mx.nd.NDArray and one.shape != two.shape for one, two in pairs):
+            return _under_np_shape(method)(*arguments, **options)  # of a sum, say
+        shapes = [tuple(2 * size - other for size, other in zip(one.shape, two.shape)) for one, two in pairs]
+        empty = [EmptyArray.of(shape, one.context, one.dtype) for shape, (one, _) in zip(shapes, pairs)]
+        return empty if len(empty) > 1 else empty[0]
+
+    return call
+
+
+def _with_samples(array: Any, num: int) -> Any:
+    """An array of ones in the place of one of no samples."""
+    is_empty = isinstance(array, EmptyArray)
+    return mx.nd.ones([size or num for size in array.shape], array.context, array.dtype) if is_empty else array
+
+
+def _under_np_shape(method: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arguments: Any, **options: Any) -> Any:
         with mx.util.np_shape(True):
-            result = method(self, *arguments, **options)
+            result = method(*arguments, **options)
         if type(result) is mx.nd.NDArray and result.size == 0:
             result.__class__ = EmptyArray
         return result
@@ -41,10 +68,16 @@ def _under_np_shape(name: str) -> Callable[..., Any]:
     return call
 
 
-for _name in ("as_in_context", "copyto", "copy", "astype", "reshape", "transpose", "swapaxes", "flatten", "squeeze",
-              "expand_dims", "slice_axis", "one_hot", "clip", "__getitem__", "__add__", "__radd__", "__sub__",
-              "__rsub__", "__mul__", "__rmul__", "__truediv__", "__rtruediv__", "__neg__"):  # fmt: skip
-    setattr(EmptyArray, _name, _under_np_shape(_name))
+_OPERATORS = ("neg", "abs", "eq", "ne", "gt", "ge", "lt", "le", *(
+    kind + name for kind in ("", "r", "i") for name in ("add", "sub", "mul", "truediv", "mod", "pow")
+))  # fmt: skip
+_READING = ("asnumpy", "asscalar", "wait_to_read", "attach_grad", "backward")  # which MXNet does with these, too
+for _name, _method in vars(mx.nd.NDArray).items():
+    if _name == "__getitem__":
+        setattr(EmptyArray, _name, _under_np_shape(_method))
+    elif isinstance(_method, FunctionType) and _name not in _READING:
+        if not _name.startswith("_") or _name.strip("_") in _OPERATORS:
+            setattr(EmptyArray, _name, _without_computing(_method))
 
 
 def without_samples(batch: Any, batch_axis: int, where: str = "batch") -> Any:
@@ -58,11 +91,16 @@ def without_samples(batch: Any, batch_axis: int, where: str = "batch") -> Any:
         return {key: without_samples(part, batch_axis, f"{where}[{key!r}]") for key, part in batch.items()}
     if not isinstance(batch, (list, tuple)):
         return batch
-    is_field = where != "batch"  # a list within the batch has an array per sample, as gluoncv's Append makes them
-    if is_field and type(batch) is list and len(batch) == 1 and isinstance(batch[0], (mx.nd.NDArray, np.ndarray)):
+    is_field = where != "batch"  # a list within the batch has one member per sample, as gluoncv's Append makes them
+    if is_field and type(batch) is list and len(batch) == 1 and not _is_list_of_arrays(batch[0]):
         return []
     parts = [without_samples(part, batch_axis, f"{where}[{place}]") for place, part in enumerate(batch)]
     return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+
+
+def _is_list_of_arrays(data: Any) -> bool:
+    """Whether it is what Gluon's batchify makes of a tuple within a sample: a list of arrays of all samples."""
+    return type(data) is list and any(isinstance(leaf, (mx.nd.NDArray, np.ndarray)) for _, leaf in leaves(data))
 
 
 def _without_sample(array: Any, batch_axis: int, where: str) -> Any:

@@ -1,5 +1,8 @@
 """One process's part of a loader's batches."""
 
+from __future__ import annotations
+
+import contextlib
 import os
 import threading
 from collections.abc import Iterator
@@ -9,7 +12,7 @@ from ...data_parallel.sampler import BatchSampler
 from ...errors import BatchMismatch
 from ...mxnet.compat import mx
 from ...mxnet.device_threads.seeds import derive_seed, seed_this_thread
-from ...mxnet.loaders import batch_sampler_of, last_batch_of, sampler_in, set_batch_sampler, size_of_batch
+from ...mxnet.loaders import batch_sampler_of, first_number, last_batch_of, sampler_in, set_batch_sampler, size_of_batch
 from ..seeding import reseed
 from . import loader_warnings
 from .empty import without_samples
@@ -25,8 +28,9 @@ class LoaderShard:
     Of a batch with fewer samples than processes, the part of some is empty, see :func:`.without_samples`.
     """
 
-    def __init__(self, loader: Any, order: Any, batch_axis: int = 0) -> None:
+    def __init__(self, loader: Any, order: Any, batch_axis: int = 0, sampler: Optional[_Numbered] = None) -> None:
         self._loader, self._order, self._batch_axis = loader, order, batch_axis
+        self._sampler = sampler  # of a DataLoader, which others may have been given too
         self.between = self.at_end = lambda: None  # called between two batches of a pass, and at its end
         # Called with the number of a batch before it is read, where a pass begins in the middle and reads those before.
         self.reseed: Callable[[int], None] = lambda number: None
@@ -80,6 +84,8 @@ class LoaderShard:
         """The batches of an epoch from that of number `start` on."""
         order = self._order
         order.set_epoch(epoch, start)
+        if self._sampler is not None:
+            set_batch_sampler(self._loader, self._sampler)
         first = order.start
         if first < start:
             self.reseed(first)
@@ -91,6 +97,18 @@ class LoaderShard:
         for number, batch in batches:
             has_samples = num_real is None or num_real(number)
             yield batch if has_samples else without_samples(batch, self._batch_axis)
+
+    @contextlib.contextmanager
+    def measured(self) -> Iterator[None]:
+        """In here a pass is none of training: nothing is called between its batches, and it takes no order away."""
+        before = self.epoch, self._start, self.under_way, self.between, self.at_end
+        num_workers, self.between, self.at_end = self._order.num_workers, lambda: None, lambda: None
+        try:
+            yield
+        finally:
+            self.epoch, self._start, self.under_way, self.between, self.at_end = before
+            if self.under_way is not None and self._order.num_workers != num_workers:  # a loss has divided that in here
+                self.under_way.go_to(self.under_way.number)
 
     def divide(self, rank: int, num_workers: int) -> None:
         """Read the part of process `rank` of fewer ones from the next batch on, also of a pass that is under way."""
@@ -128,19 +146,23 @@ def shard_loader(loader: Any, rank: int, num_workers: int, seed: int, batch_axis
     """
     if isinstance(loader, LoaderShard):
         return loader
+    if isinstance(loader, _data.Dataset):
+        kind = type(loader).__name__
+        raise TypeError(f"a loader is the data set {kind}; write gluon.data.DataLoader(data, batch_size=..., ...)")
     if hasattr(loader, "shard"):
         part = loader.shard(rank, num_workers)
-        return LoaderShard(part, part)
+        return LoaderShard(part, part, batch_axis)
     if isinstance(loader, _data.DataLoader):
         sampler = batch_sampler_of(loader)
         sampler = getattr(sampler, "given", sampler)  # in place of that of an earlier training
         order = _order(sampler, rank, num_workers, seed)
         if order is not None:
             loader_warnings.warn(loader, rank, num_workers)
-            set_batch_sampler(loader, _Numbered(order, seed, sampler))  # its worker processes know the data set alone
+            numbered = _Numbered(order, seed, sampler)
+            set_batch_sampler(loader, numbered)  # its workers know the data set alone
             loader.auto_reload = False  # it would read the next pass ahead in the order of this one
             loader.clean()
-            return LoaderShard(loader, order, batch_axis)
+            return LoaderShard(loader, order, batch_axis, numbered)
     elif not hasattr(loader, "__iter__"):
         raise TypeError(f"a loader is a {type(loader).__name__}; expected something that yields batches")
     elif num_workers == 1:
@@ -160,6 +182,7 @@ class _Own:
     """The order of a loader or sampler that cannot be divided, for one process; every pass begins with batch 0."""
 
     rank = start = epoch = 0
+    num_workers = 1
 
     def __init__(self, batches: Any) -> None:
         self.batches, self._has_begun = batches, False
@@ -182,6 +205,9 @@ class _Numbered:
 
     def __init__(self, order: Any, seed: int, given: Any) -> None:
         self.order, self._seed, self.given = order, seed, given
+        numbers: Any = sampler_in(given)
+        is_shifted = type(numbers) is _data.SequentialSampler and isinstance(order, BatchSampler)
+        self._first = first_number(numbers) if is_shifted else 0  # the number of the sample that the order calls 0
 
     def __len__(self) -> int:
         return len(self.order)
@@ -192,6 +218,8 @@ class _Numbered:
         for number, samples in enumerate(self.order, start):
             if num_real is not None:  # without repeated ones; one is read, to know what an empty part looks like
                 samples = samples[: max(num_real(number), 1)]
+            if self._first:
+                samples = [self._first + sample for sample in samples]
             yield _Samples(samples, (self._seed + self.order.rank, epoch, number), process)
 
 

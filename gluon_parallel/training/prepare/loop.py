@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
-from tqdm import tqdm
 
 from ... import kvstore
 from ...data_parallel.first_step import broadcast_others
@@ -27,7 +26,7 @@ from ..run import BEST, Run
 from ..seeding import reseed
 from . import progress
 from .loaders import shard_loader
-from .progress import Losses
+from .progress import Bar, Losses
 
 
 class Loop:
@@ -94,7 +93,7 @@ class Loop:
         self._share_net()
         self._make_survival()
         self._lock = threading.RLock()  # devices that do not wait for each other count from threads of their own
-        self._bar = tqdm(disable=True)
+        self._bar = Bar()
         self._losses = Losses(self._refuse)
         if self.run:
             with collective("gp.prepare()"):
@@ -127,7 +126,7 @@ class Loop:
         if self.is_main:
             print(*values, flush=True)
 
-    def epochs(self, num: int, patience: Optional[int] = None) -> Iterator[int]:
+    def epochs(self, num: int, patience: Optional[int] = None, progress: bool = True) -> Iterator[int]:
         """Number the epochs from that which comes next to `num` - 1; where there is a run, Ctrl-C saves and exits.
 
         So do SIGTERM and SIGHUP. Of several processes, all stop after the same step when one of them is asked to.
@@ -137,6 +136,8 @@ class Loop:
         Args:
             num: epochs in all, those before a checkpoint that was resumed included.
             patience: end after so many epochs with a score that is not better; every process must know the score.
+            progress: show, on process 0, the steps of the epoch with its mean loss, the learning rate and the samples
+                per second: a bar in a terminal or a notebook, elsewhere a line every minute.
 
         Raises:
             Stopped: the exit after Ctrl-C, SIGTERM or SIGHUP, with a checkpoint that continues behind the last step.
@@ -147,9 +148,8 @@ class Loop:
                 epoch = self.epoch
                 self._reseed()
                 total = operator.length_hint(self.loaders[0]) or None if self.loaders else None
-                # disable=None: silent when standard error is not a terminal
-                self._bar = tqdm(desc=f"epoch {epoch + 1}", total=total, initial=self.step_in_epoch, unit="step",
-                                 leave=False, disable=None)  # fmt: skip
+                shown = self.print if progress and self.is_main else None
+                self._bar = Bar(epoch + 1, self.step_in_epoch, total, shown)
                 self._losses.start_clock()
                 yield epoch
                 if self.epoch == epoch:
@@ -195,8 +195,7 @@ class Loop:
             self.num_steps += 1
             self.step_in_epoch += 1
             self._losses.add(self.step_in_epoch, loss, num_samples, parts)
-            self._bar.set_postfix_str(self._losses.so_far(), refresh=False)
-            self._bar.update()
+            self._bar.step(self._losses.so_far(self.trainer))
 
     @property
     def stop_requested(self) -> bool:

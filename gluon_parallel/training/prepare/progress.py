@@ -2,18 +2,66 @@
 
 import math
 import operator
+import sys
 import time
+import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
 
+from tqdm import tqdm
+
+from ...archive import described, refuse_differences
 from ...errors import CheckpointError
+from ...kvstore.environment import launched_group
 from ...mxnet.compat import mx
 from ...mxnet.compat.array_types import as_legacy
 from ..checkpoint import files
 
+SECONDS_PER_LINE = 60.0  # of an epoch's progress, where there is no bar
 LAG = 8  # steps after which a loss is read: the engine works ahead, and one that went wrong is noticed soon
+
+
+def _kind_of_bar() -> tuple[type, bool]:
+    """The class of a bar, and whether it is a notebook's."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # said of notebooks without ipywidgets, which get a bar of characters
+        from tqdm.autonotebook import tqdm as bar
+    return bar, bar is not tqdm
+
+
+class Bar:
+    """How far an epoch is: a bar in a terminal or a notebook, elsewhere a line every minute.
+
+    Args:
+        epoch: its number, counted from 1.
+        done, total: how many steps of it; `total` is None where nobody knows.
+        print_line: prints; None: nothing is shown.
+    """
+
+    def __init__(self, epoch: int = 0, done: int = 0, total: Optional[int] = None,
+                 print_line: Optional[Callable[[str], None]] = None) -> None:  # fmt: skip
+        kind, is_notebook = _kind_of_bar()
+        is_drawn = sys.stderr.isatty() or (is_notebook and launched_group() is None)
+        self._bar = kind(desc=f"epoch {epoch}", total=total, initial=done, unit="step", leave=False,
+                         disable=print_line is None or not is_drawn)  # fmt: skip
+        self._print = None if is_drawn else print_line
+        self._epoch, self._done, self._total, self._shown = epoch, done, total, time.perf_counter()
+
+    def step(self, text: str) -> None:
+        """Count a step; `text` is what is shown beside it."""
+        self._done += 1
+        self._bar.set_postfix_str(text, refresh=False)
+        self._bar.update()
+        if self._print is not None and time.perf_counter() - self._shown > SECONDS_PER_LINE:
+            self._shown = time.perf_counter()
+            of_all = "" if self._total is None else f" of {self._total}"
+            self._print(f"epoch {self._epoch}: step {self._done}{of_all}, {text}")
+
+    def close(self) -> None:
+        """Remove it."""
+        self._bar.close()
 
 
 class Losses:
@@ -55,12 +103,13 @@ class Losses:
             self._read_oldest()
             self._end = time.perf_counter()
 
-    def so_far(self) -> str:
-        """The mean loss and the samples per second, for a progress bar; empty before the first loss is read."""
+    def so_far(self, trainer: Optional[mx.gluon.Trainer]) -> str:
+        """The mean loss, the learning rate and the samples per second; empty before the first loss is read."""
         if not self.num_samples:
             return ""
         rate = self._samples_here / (time.perf_counter() - self._begin)
-        return f"loss {self.sums['loss'] / self.num_samples:.4f}, {rate:.0f} samples/s"
+        learning_rate = "" if trainer is None else f"lr {trainer.learning_rate:.3g}, "
+        return f"loss {self.sums['loss'] / self.num_samples:.4f}, {learning_rate}{rate:.0f} samples/s"
 
     def _read_oldest(self) -> None:
         step, loss, num_samples, parts = self._pending.popleft()
@@ -116,12 +165,10 @@ def resume(loop: Any) -> None:
             f"{path} was not saved by this training: it has another seed or other loaders, or gp.checkpoint.save "
             "wrote it. Name another folder for the run, or load it with gp.checkpoint.load"
         )
-    own = files.put(found, loop.net, loop.trainer, loop._objects, str(path))
-    for name, copies in loop._arrays.items():
-        if getattr(own.get(name), "shape", None) != copies[0].shape:
-            raise CheckpointError(f"{path} has no array {name} of the shape {copies[0].shape}")
-        for copy in copies:
-            as_legacy(copy)[:] = mx.nd.array(own[name], dtype=own[name].dtype)
+    own = files.arrays_of(found)
+    wanted = {name: described(copies[0]) for name, copies in loop._arrays.items()}
+    saved = {name: [own[name]] for name in wanted if name in own}
+    refuse_differences(wanted, saved, f"{path} has other arrays", "Save and load the same, by the same names")
     for loader, (_, start, num_batches) in zip(loop.loaders, there["loaders"]):
         if start and num_batches != operator.length_hint(loader):
             raise CheckpointError(
@@ -129,6 +176,10 @@ def resume(loop: Any) -> None:
                 f"{operator.length_hint(loader)}, so samples would be left out or read twice. Continue with the "
                 "same batch size and data, or from a checkpoint between two epochs"
             )
+    files.put(found, loop.net, loop.trainer, loop._objects, str(path))
+    for name, copies in loop._arrays.items():
+        for copy in copies:
+            as_legacy(copy)[:] = mx.nd.array(own[name], dtype=own[name].dtype)
     for key, name in _COUNTS.items():
         setattr(loop, name, there[key])
     for loader, (epoch, start, _) in zip(loop.loaders, there["loaders"]):

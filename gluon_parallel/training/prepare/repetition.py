@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from ...mxnet.compat import mx
 from ...mxnet.compat.array_types import as_legacy, leaves
 from ...mxnet.parameters import call_with_first_values, has_values, waits_for_shape
 from ...mxnet.trainers import has_made_store, loss_scaler_of, set_progress_of_store, waiting_for_store
-from ...split import map_arrays
+from ...split import map_parts
 from .loaders import LoaderShard
 
 
@@ -22,32 +22,51 @@ class Step(NamedTuple):
 
     number: int
     sources: dict[Any, int]  # passes over loaders -> which of their batches it had
-    arguments: tuple  # nested as given; an empty array stands for each array
-    places: list[tuple[Any, int]]  # for each of these arrays in turn: its pass, and its number in the batch
+    arguments: tuple  # nested as given; a `_Place` stands for each part of a batch
+
+
+class _Place(NamedTuple):
+    """Where a part of a batch is: an array, or a nested tuple, list or dict, whose length may be another one later."""
+
+    source: Any  # pass over a loader
+    path: tuple[tuple[Any, int], ...]  # keys, and the length of what each is looked up in
+
+    def part(self) -> Any:
+        """What is there in the batch that was read last."""
+        found = self.source.batch
+        for key, length in self.path:
+            if len(found) != length:
+                raise BatchMismatch(
+                    f"step: a batch that was divided anew has {len(found)} parts where it had {length}, of which the "
+                    "step was given some; hand it all of them in the list or tuple that the loader yields"
+                )
+            found = found[key]
+        return found
 
 
 def note(number: int, arguments: tuple, loaders: Sequence[LoaderShard]) -> Step:
-    """The step of that number with these arguments, without its arrays, which a loader has to have yielded last."""
+    """The step of that number with these arguments, whose arrays a loader has to have yielded last."""
     passes = [loader.under_way for loader in loaders if loader.under_way is not None]
-    places = {id(leaf): (source, place) for source in passes for place, leaf in enumerate(arrays_of(source.batch))}
-    arrays = [(where, leaf) for where, leaf in leaves(arguments, "argument ") if _is_array(leaf)]
-    strange = [where for where, leaf in arrays if id(leaf) not in places]
-    sources = {places[id(leaf)][0] for _, leaf in arrays} if not strange else set()
-    if not sources:
+    places = {id(part): _Place(source, path) for source in passes for path, part in _parts(source.batch)}
+    sources: dict[Any, int] = {}
+
+    def placed(data: Any) -> Any:
+        place = places.get(id(data))
+        if place is None:
+            return map_parts(placed, data)
+        sources[place.source] = place.source.number - 1
+        return place
+
+    marked = tuple(map(placed, arguments))
+    strange = [where for where, leaf in leaves(_without_places(marked), "argument ") if _is_array(leaf)]
+    if strange or not sources:
         what = f"{strange[0]} is no array of" if strange else "no argument is an array of"
         raise BatchMismatch(
             f"step: {what} the batch that a loader has yielded last, so it cannot be divided anew after a loss. Hand "
             "the loader to gp.survive or gp.prepare, and the batch to the step as it comes from there; transform it in "
             "the data set, or inside of gp.survive's step"
         )
-    places_in_turn: list[tuple[Any, int]] = []
-
-    def left_out(array: Any) -> np.ndarray:
-        places_in_turn.append(places[id(array)])
-        return np.empty(0)
-
-    without_arrays = map_arrays(left_out, arguments)
-    return Step(number, {source: source.number - 1 for source in sources}, without_arrays, places_in_turn)
+    return Step(number, sources, marked)
 
 
 def read(step: Step) -> tuple:
@@ -56,9 +75,24 @@ def read(step: Step) -> tuple:
         if source.number != number:
             source.go_to(number)
         next(source)
-    arrays = {source: arrays_of(source.batch) for source in step.sources}
-    found = (arrays[source][number] for source, number in step.places)
-    return map_arrays(lambda _: next(found), step.arguments)
+    return tuple(map(_filled, step.arguments))
+
+
+def _filled(data: Any) -> Any:
+    return data.part() if isinstance(data, _Place) else map_parts(_filled, data)
+
+
+def _without_places(data: Any) -> Any:
+    return None if isinstance(data, _Place) else map_parts(_without_places, data)
+
+
+def _parts(data: Any, path: tuple = ()) -> Iterator[tuple[tuple, Any]]:
+    """(path, part) of nested data: its arrays, and tuples, lists and dicts, but for the one empty tuple of Python."""
+    if _is_array(data) or (isinstance(data, (tuple, list, dict)) and data != ()):
+        yield path, data
+    if isinstance(data, (tuple, list, dict)):
+        for key, value in data.items() if isinstance(data, dict) else enumerate(data):
+            yield from _parts(value, (*path, (key, len(data))))
 
 
 def _is_array(leaf: Any) -> bool:

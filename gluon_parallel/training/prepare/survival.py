@@ -297,6 +297,7 @@ class Survival:
             LOG.warning(f"gluon_parallel: {text}")
         elif self._store.rank == 0:
             heartbeat.send(f"{heartbeat.SAYS}{text}")
+            heartbeat.send(heartbeat.LEFT_OUT + " ".join(map(str, lost)))
 
     def _take(self, source: int, is_behind: bool) -> Any:
         """The last result of process `source`, if this one is behind it; of an update, the state goes into the net."""

@@ -1,8 +1,9 @@
 """`prepare` connects a script with all processes and devices, and returns a `Training` that steps for them."""
 
+import contextlib
 import difflib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Callable, Optional
 
 from ... import kvstore
@@ -52,9 +53,10 @@ def prepare(
             optimizer and its learning rate.
         loaders: ``gluon.data.DataLoader`` or ``gp.datasets.batches``, of the whole data. A DataLoader is changed: it
             reads this process's samples of each batch from then on, and its `batchify_fn` makes a batch of those. (Of
-            a batch with fewer samples than processes, some get a part with none, along `batch_axis`.) Shuffled ones
-            take orders that follow from `seed` and the epoch. One process takes any iterable, as it yields; an
-            ``mx.io.DataIter`` is reset for each further pass, and its order is in no checkpoint.
+            a batch with fewer samples than processes, some get a part with none, along `batch_axis`: methods and
+            operators of its arrays work, functions of ``mx.nd`` do not.) Shuffled ones take orders that follow from
+            `seed` and the epoch. One process takes any iterable, as it yields; an ``mx.io.DataIter`` is reset for each
+            further pass, and its order is in no checkpoint.
         store: a KVStore; by default the trainer's, if it was given one, or ``gp.kvstore.create("auto")``, which fits
             how the process was started.
         sync_batch_norm: convert the BatchNorm layers of the net, and of a loss that is a block, to SyncBatchNorm over
@@ -201,17 +203,24 @@ class Training(Loop):
 
     _finish_updates = update
 
-    def _finish_pass(self) -> None:
-        """The last update of a pass that broke off, or of steps without a loader; not in the middle of a pass."""
-        if not self.loaders or self.loaders[0].under_way is None:
+    @contextlib.contextmanager
+    def _measured(self) -> Iterator[None]:
+        """Measure the net in here, after the last update of a pass that broke off, or of steps without a loader."""
+        if not self.loaders:
             self.update()
+            yield
+            return
+        if self.loaders[0].under_way is None:  # in the middle of a pass an update would change the training
+            self.update()
+        with self.loaders[0].measured():  # which may be what the net is measured with
+            yield
 
     @collective("training.evaluate()")
     def evaluate(self, loader: Any, metric: Any) -> list[tuple[str, float]]:
         """``gp.evaluate`` over the batches of all processes, for a loader of :func:`prepare`; all must call it."""
-        self._finish_pass()
         axis = self._parallel.batch_axis
-        values = evaluate(self.net, loader, metric, self.devices, self.store, batch_axis=axis)
+        with self._measured():
+            values = evaluate(self.net, loader, metric, self.devices, self.store, batch_axis=axis)
         self._reseed()  # an evaluation draws numbers too, where a net has dropout
         return values
 
@@ -245,9 +254,9 @@ class Training(Loop):
             >>> training.predict(test).tolist()
             [[0.0], [1.0], [2.0]]
         """
-        self._finish_pass()
         arguments = self.net, loader, self.devices, self.store, self._parallel.batch_axis
-        outputs = kvstore.together(self.store, lambda: predict(*arguments), loader)
+        with self._measured():
+            outputs = kvstore.together(self.store, lambda: predict(*arguments), loader)
         self._reseed()
         return outputs
 

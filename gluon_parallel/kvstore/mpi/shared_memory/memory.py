@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import ctypes
 import hashlib
@@ -57,6 +58,9 @@ class SharedMemory:
             numbers = [progress.ranks[member] for member in members]
             rows = dict(zip(numbers, self.words[records // 8 : self._used // 8].reshape(num, NUM_WORDS)))
             RECORDER.move_to([rows.get(rank) for rank in range(RECORDER.size)])
+        self._spare: list[tuple[int, int]] = []  # (offset, bytes) of memory that is not used any more, in its order
+        # (number of a store, a key, or None for all) that this process uses no more
+        self.ended: collections.deque[tuple[int | str, Any]] = collections.deque()
         self._lock = threading.RLock()
         self._rows: dict = {}  # (name, signature) of a key -> its rows
         self._sums: list = []
@@ -95,12 +99,52 @@ class SharedMemory:
 
     def allocate(self, size: int) -> int:
         """The offset of so many bytes; all processes do so in the same order."""
+        size += -size % LINE
         with self._lock:
+            place = next((place for place, (_, room) in enumerate(self._spare) if room >= size), None)
+            if place is not None:
+                begin, room = self._spare[place]
+                self._spare[place : place + 1] = [(begin + size, room - size)] * (room > size)
+                return begin
             begin = self._used
-            self._used += size + -size % LINE
+            self._used += size
         if self._used > len(self._memory):
             raise StoreUnavailable(f"store 'mpi': {self._used} bytes of shared memory are more than this host has")
         return begin
+
+    def free(self, begin: int, size: int) -> None:
+        """Use memory that was allocated for something else; all processes do so in the same order."""
+        with self._lock:
+            merged: list[tuple[int, int]] = []
+            for offset, room in sorted([*self._spare, (begin, size + -size % LINE)]):
+                if merged and sum(merged[-1]) == offset:
+                    offset, room = merged[-1][0], merged.pop()[1] + room
+                merged.append((offset, room))
+            self._spare = merged
+
+    def announce_ended(self) -> None:
+        """Tell the others which rows this process uses no more, when nothing is under way there; MPI is locked."""
+        for _ in range(len(self.ended)):
+            number, key = self.ended.popleft()
+            with self._lock:
+                rows = [one for (name, _), one in self._rows.items() if _is_of(name, number, key)]
+                keys = set(map(id, rows))
+                exchanges = [one for one in self._sums if id(one.key) in keys]
+            if any(exchange.record.state for exchange in exchanges):
+                self.ended.append((number, key))
+            elif any(one.record.turn for one in rows):
+                self.progress.everyone.announce(_Release(self, number, key))
+
+    def take_rows(self, number: int | str, key: Any) -> list[Any]:
+        """The rows of a key, or of all keys of a store, in the order of their memory; they are known here no more."""
+        with self._lock:
+            found = [what for what, one in self._rows.items() if _is_of(what[0], number, key) and one.record.turn]
+            rows = sorted(map(self._rows.pop, found), key=lambda one: one.record.lines)
+            keys = set(map(id, rows))
+            for exchange in self._sums:
+                if id(exchange.key) in keys:
+                    exchange.forget()
+        return rows
 
     def enter(self, exchange: SharedSum) -> None:
         """Make a new exchange known to the driver."""
@@ -174,6 +218,38 @@ class SharedMemory:
         self.host.stopped = 1
         _wake(address_of(self.host))
         self._thread.join()
+
+
+def _is_of(name: bytes, number: int | str, key: Any) -> bool:
+    """Whether the rows of that name are a key's gathering in the store of that number; key None: any of the store's."""
+    store, _, rest = name.decode().partition(":")
+    return store[:-1] == str(number) if key is None else (store, rest) == (f"{number}g", str(key))
+
+
+class _Release:
+    """Agreement that no process uses certain rows any more; then, once each has cleared its lines, that they are free.
+
+    A process may wait for a line of one that has gone on, so each clears its own only when all have announced.
+    """
+
+    takes_any_time = True  # a process may hold its store for longer
+
+    def __init__(self, shared: SharedMemory, number: int | str, key: Any) -> None:
+        self._shared, self._number, self._key = shared, number, key
+        self.name, self.signature = f"{number}-: end of {'all' if key is None else key}".encode(), b"is used no more"
+        self._rows: list[Any] | None = None
+
+    def agreed(self) -> None:
+        shared = self._shared
+        if self._rows is None:
+            self._rows = shared.take_rows(self._number, self._key)
+            for rows in self._rows:
+                ctypes.memset(rows.record.lines + shared.host.rank * LINE, 0, LINE)
+            self.signature = b"is cleared"
+            shared.progress.everyone.announce(self)
+        else:
+            for rows in self._rows:
+                shared.free(rows.record.lines - shared.address, rows.num_bytes)
 
 
 _look, _wake, _summed = function("gp_look", 1), function("gp_wake", 1), function("gp_summed", 4)

@@ -58,7 +58,8 @@ class Rows:
     def agreed(self) -> None:
         """All processes have come to this key: take its memory, in the same order on each."""
         shared, num = self.shared, len(self.shared.members)
-        offset = shared.allocate(num * LINE + (len(self._rows) + self._has_result) * self._row)
+        self.num_bytes = num * LINE + (len(self._rows) + self._has_result) * self._row
+        offset = shared.allocate(self.num_bytes)
         rows = shared.address + offset + num * LINE
         self._rows[:] = rows + self._row * np.arange(len(self._rows))
         self.result = rows + (len(self._rows) if self._has_result else 0) * self._row  # the sum over the hosts
