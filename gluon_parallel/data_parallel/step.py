@@ -178,7 +178,6 @@ class DataParallel(TrainingStep):
         num_samples: of the last step, in this process.
         accumulate: as given.
         loss_scaling: the loss scale of mixed precision, see :class:`LossScaling`.
-        warns_of_equal_batches: whether there is a warning if the first batch is the same on all processes.
         mean: what the last step returned or, if its update has failed, would have returned.
         outputs: what the net returned in the last step, a list with one entry for each device that had samples, in the
             order of ``split_and_load``: ``metric.update(gp.split_and_load(labels, devices), parallel.outputs)`` counts
@@ -223,7 +222,7 @@ class DataParallel(TrainingStep):
         self.loss, self.trainer, self._blocks = loss, trainer, net_and_loss(net, loss)
         self.devices = as_devices(check_devices(trainer) if devices is None else devices)
         self.batch_axis, self.accumulate = batch_axis, int(accumulate)
-        self.warns_of_equal_batches = True
+        self._compares_batches = True
         self._processes: Any = None  # with which the update exchanges
         self._groups: list[SyncGroup] | None = None  # of the net's layers; None: not known, or on other devices
         self.outputs: list[Nested] = []
@@ -286,7 +285,7 @@ class DataParallel(TrainingStep):
             if self._converts:  # before the net runs: a resumed run repeats its steps bit for bit
                 self._is_converted = convert_by_default(self.net, self.devices)
             first = shards[0][0] if shards else None
-            compared = first if self.warns_of_equal_batches else None
+            compared = first if self._compares_batches else None
             run = None if first is None else lambda: self._show_shapes(*first)
             self._make_update(self.trainer, run, compared, len(self.devices), checks.OF_SHARDS)
             self._processes = getattr(store_of(self.trainer), "ranks", None)
@@ -345,3 +344,8 @@ class DataParallel(TrainingStep):
         except (TypeError, mx.base.MXNetError) as error:
             error.args = (f"{error} {checks.call_in_words(inputs, labels, error)}",)
             raise
+
+
+def expect_equal_batches(parallel: DataParallel) -> None:
+    """Do not warn if the first batch is the same on all processes: of equal samples, equal batches are made."""
+    parallel._compares_batches = False

@@ -41,7 +41,6 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
         group: which processes of `kvstore` share statistics: all of them (None), those of each host (``"host"``), or
             groups of so many consecutive ones. For any others, hand over the store of a group as `kvstore`, see
             ``gp.kvstore.group``.
-        arithmetic: ``"operators"`` computes with MXNet's operators on CPUs too, as on GPUs and in float16; for tests.
 
     Raises:
         BarrierTimeout: while training, a device did not come; names the layer, the call, and who is missing.
@@ -69,13 +68,12 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
         kvstore: Any = None,
         timeout: float | None = None,
         group: str | int | None = None,
-        arithmetic: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         if num_devices is not None and num_devices < 1:
             raise ValueError(f"{self.name}: num_devices={num_devices!r}; expected a number of at least 1, or None")
-        self._synchronise(num_devices, kvstore, timeout, group, arithmetic)
+        self._synchronise(num_devices, kvstore, timeout, group)
 
     def _alias(self) -> str:
         return "batchnorm"  # so that parameters are called what BatchNorm calls them

@@ -103,7 +103,7 @@ class OperatorState:
         record.message, record.scratch = address_of(message), address_of(scratch)
         record.is_double = any(dtype == np.float64 for dtype in dtypes)
         # Kernels on memory where they exist: on a CPU, if all arrays have one precision; MXNet's operators elsewhere.
-        on_memory = device.device_type.startswith("cpu") and len(set(dtypes)) == 1 and group.arithmetic != "operators"
+        on_memory = device.device_type.startswith("cpu") and len(set(dtypes)) == 1 and not group.by_operators
         if on_memory and dtypes[0] in (np.float32, np.float64):
             record.arithmetic = _arithmetic_in_memory(record.is_double, -1)
         else:

@@ -53,7 +53,6 @@ class SyncGroup:
         kvstore: Any = None,
         timeout: float | None = None,
         group: str | int | None = None,
-        arithmetic: str | None = None,
         *,
         parameter: mx.gluon.Parameter | None = None,
     ) -> None:
@@ -63,7 +62,7 @@ class SyncGroup:
         self.num_devices = num_devices
         self.timeout = timeout
         self.kind = check_sync_group(group, name)  # which processes share statistics
-        self.arithmetic = arithmetic  # "operators", or None for the fastest
+        self.by_operators = False  # whether MXNet's operators compute on CPUs too; tests set it before the first pass
         self.store_is_missing = False  # whether its store is an object of another program
         self.only: frozenset[str] | None = None  # names of the devices that take part for now, if not all
         self.rendezvous = Rendezvous(name, timeout, self._explain_missing)

@@ -9,6 +9,7 @@ from typing import Any, Callable, Optional
 from ... import kvstore
 from ...data_parallel import DataParallel
 from ...data_parallel.shards import shards_of
+from ...data_parallel.step import expect_equal_batches
 from ...errors import GradientUnavailable
 from ...kvstore import collective
 from ...kvstore.collective import broadcast_object
@@ -112,7 +113,8 @@ def prepare(
         if group.store is None:
             group.connect(store)
     step = DataParallel(net, loss, trainer, **options)
-    step.warns_of_equal_batches = not loaders  # of equal samples, equal batches are made
+    if loaders:  # which are divided here
+        expect_equal_batches(step)
     training = Training(step, *loaders, store=store, seed=seed, run=run, saved=saved)
     return (training, *training.loaders) if loaders else training
 
