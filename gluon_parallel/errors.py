@@ -35,10 +35,12 @@ class DeviceUnavailable(GluonParallelError, ValueError):
 
 
 class BatchMismatch(GluonParallelError, ValueError):
-    """The parts of a batch (images, labels, ...) differ in length, it has no samples at all, or a label is no class.
+    """The parts of a batch (images, labels, ...) differ in length, it has no samples at all, or a label is no class; or
+    a ``split`` function loses or adds samples, or a loss cannot be added up over devices.
 
     Causes: labels of another batch; a loader that transposes, so that the first axis does not count samples (set
-    ``batch_axis``); a loss that returns a single value (set ``reduction``); a batch that is empty on all processes.
+    ``batch_axis``); a loss that returns a single value (set ``reduction``), or that ignores the gradient that it gets
+    and divides by its own shard; a batch that is empty on all processes.
     """
 
 
@@ -214,8 +216,9 @@ class WorkerLost(GluonParallelError, TimeoutError):
 
 
 class WorkersDiffer(GluonParallelError, ValueError):
-    """The processes send different arrays under one key, run different versions of a library, have called different
-    functions where all must call the same, or divide the sum of gradients by different numbers.
+    """The processes send different arrays under one key, have made a net's layers in different orders, run different
+    versions of a library, have called different functions where all must call the same, have made different numbers of
+    backward passes, or divide the sum of gradients by different numbers.
 
     Install the same versions on all hosts, start the same script with the same options, and let no condition on
     the rank enclose what all processes must call. Give ``trainer.step`` the number of samples of all processes.

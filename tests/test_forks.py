@@ -13,7 +13,8 @@ from processes import PYTHONPATH
 
 import gluon_parallel as gp
 from gluon_parallel import forks
-from gluon_parallel.kvstore import environment, factory
+from gluon_parallel.kvstore import environment
+from gluon_parallel.store_table import STORES
 from gluon_parallel.training import stopping
 
 FORK = multiprocessing.get_context("fork")
@@ -151,7 +152,7 @@ def test_a_child_of_a_process_that_has_opened_a_store_of_its_group_is_alone(monk
 
 
 @pytest.mark.usefixtures("place")
-@pytest.mark.parametrize("name", [*factory.OURS, "dist_sync"])
+@pytest.mark.parametrize("name", [*STORES])
 def test_a_child_of_a_process_of_a_group_is_told_at_once_that_it_cannot_open_its_store(monkeypatch, name):
     with environment.taking_place():
         monkeypatch.setattr(os, "getpid", lambda: -1)

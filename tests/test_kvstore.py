@@ -15,7 +15,7 @@ from processes import HOROVODRUN, MPIRUN, needs_horovod, run_command, run_mpi, r
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.kvstore import flight_recorder
-from gluon_parallel.kvstore.environment import arrives, default_timeout
+from gluon_parallel.kvstore.environment import default_timeout
 from gluon_parallel.kvstore.flight_recorder.ring import read
 from gluon_parallel.kvstore.mpi import startup
 from gluon_parallel.mxnet import engine
@@ -352,7 +352,9 @@ def test_the_horovod_store_begins_an_exchange_when_the_last_one_of_its_key_has_e
     try:
         horovod.pushpull(8, first)
         horovod.pushpull(8, second)
-        assert not arrives(second, 0.2)
+        arrived = threading.Event()
+        engine.push(arrived.set, read=[second])
+        assert not arrived.wait(0.2)
     finally:
         gate.set()
     assert first.asnumpy().tolist() == second.asnumpy().tolist() == [2.0] * 3

@@ -1,6 +1,8 @@
 """Scripts that srun, mpirun or a tracker started find their store, and none of them trains by itself unnoticed."""
 
+import contextlib
 import os
+import resource
 import subprocess
 import sys
 import types
@@ -11,6 +13,7 @@ from test_kvstore import FakeHorovod
 
 import gluon_parallel as gp
 import mxnet as mx
+from gluon_parallel.errors import StoreUnavailable
 from gluon_parallel.kvstore import environment
 from gluon_parallel.kvstore.mpi import startup
 
@@ -219,3 +222,28 @@ def test_mpi_starts_without_the_transport_that_sleeps_unless_the_user_names_tran
         assert os.environ.get("OMPI_MCA_btl") == taken
         assert ("OMPI_MCA_mpi_ft_enable" in os.environ) == (starter == "OMPI_COMM_WORLD_SIZE")
     assert os.environ.get("OMPI_MCA_btl") == given and "OMPI_MCA_mpi_ft_enable" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("variables", "megabytes", "files", "complaint"),
+    [
+        ({}, 2, 1024, r"/dev/shm has 2\.1 MB left, and MPI needs 18 MB there .*--shm-size=1g.*size=1g /dev/shm"),
+        ({"OMPI_MCA_btl": "self,sm"}, 2, 1024, "/dev/shm has 2"),
+        ({"OMPI_MCA_btl_sm_backing_directory": "/tmp"}, 2, 1024, "/tmp has 2"),
+        ({"OMPI_MCA_btl": "self,tcp"}, 2, 1024, None),
+        ({"OMPI_MCA_btl": "^tcp,sm"}, 2, 1024, None),
+        ({"OMPI_COMM_WORLD_SIZE": "1"}, 2, 2, None),
+        ({}, 64, 1024, None),
+        ({}, 64, resource.RLIM_INFINITY, None),
+        ({}, 64, 8, "this process may open 0 more files, and MPI needs some 32.*ulimit -n 1024"),
+    ],
+)
+def test_what_mpi_would_end_without_a_word_for_is_named_before(monkeypatch, variables, megabytes, files, complaint):
+    for name, value in {"OMPI_COMM_WORLD_SIZE": "2", **variables}.items():
+        monkeypatch.setenv(name, value)
+    space = types.SimpleNamespace(f_bavail=megabytes << 8, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda folder: space)
+    monkeypatch.setattr(os, "listdir", lambda folder: list("12345678"))
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (files, files))
+    with pytest.raises(StoreUnavailable, match=complaint) if complaint else contextlib.nullcontext():
+        startup._check_limits()

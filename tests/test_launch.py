@@ -16,6 +16,7 @@ from processes import HOROVODRUN
 
 import gluon_parallel as gp
 from gluon_parallel import launch_engines as engines
+from gluon_parallel import store_table
 from gluon_parallel.commands.cli import main as run
 from gluon_parallel.launch import Failure, launching, worker
 from gluon_parallel.launch_engines import agent, hosts
@@ -237,11 +238,11 @@ def test_auto_means_the_devices_that_the_launcher_chose(monkeypatch):
 
 def test_a_first_rank_on_several_hosts_is_the_same_for_ps_lite_and_for_us():
     named = [Host("10.0.0.1", 1), Host("10.0.0.2", 2), Host("10.0.0.10", 1)]
-    assert [host.name for host in engines.ENGINES["ps"].arrange(named)] == ["10.0.0.2", "10.0.0.10", "10.0.0.1"]
+    assert [host.name for host in store_table.engines()["ps"].arrange(named)] == ["10.0.0.2", "10.0.0.10", "10.0.0.1"]
 
 
 def test_nobody_else_is_given_the_schedulers_port_before_it_listens():
-    made = engines.ENGINES["ps"](2, 1, [], "ssh", "127.0.0.1")
+    made = store_table.engines()["ps"](2, 1, [], "ssh", "127.0.0.1")
     contact = "127.0.0.1", int(made.environment("scheduler", "127.0.0.1")["DMLC_PS_ROOT_PORT"])
     with made.kept, socket.socket() as other, socket.socket() as scheduler:
         with pytest.raises(OSError, match="in use"):
@@ -452,7 +453,7 @@ def test_a_process_that_takes_fewer_steps_over_mxnets_servers_is_not_waited_for_
     )
     result = launching.launch(path, num_workers=2, engine="ps", timeout=60.0, logs=str(tmp_path / "logs"))
     assert result.exit_code == 1
-    assert "WorkerLost: no numbers of samples came from the other processes within 10 s" in capfd.readouterr().err
+    assert "header: process 0 of 2 waited 10 s for the others" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("restart", ["0", "1"])

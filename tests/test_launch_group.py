@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from gluon_parallel import launch_engines as engines
+from gluon_parallel import store_table
 from gluon_parallel.launch import decisions, group
 from gluon_parallel.launch.logs import Logs
 from gluon_parallel.launch_engines import Engine, agent
@@ -153,7 +154,7 @@ def test_every_process_has_its_log_and_its_prefix_and_nothing_is_left_or_heard_e
         wait_for(f"child{rank}")
         sys.stdout.write("no end of line, \N{SNOWMAN}")
         """,
-        engines.ENGINES["mpi"],
+        store_table.engines()["mpi"],
         num_workers=3,
     )
     assert failure is None
@@ -236,7 +237,7 @@ def test_a_fault_of_one_rank_is_named_in_every_log_and_ends_all_wherever_they_ha
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(1000)
         """,
-        engines.ENGINES["mpi"],
+        store_table.engines()["mpi"],
         num_workers=3,
         live=False,
         grace=0.5,
@@ -341,7 +342,7 @@ def test_processes_that_horovodrun_starts_are_watched_alike(run, monkeypatch, tm
         time.sleep(1000 if rank == 0 else 0)
         sys.exit(5)
         """,
-        engines.ENGINES["horovod"],
+        store_table.engines()["horovod"],
     )  # it imports MXNet first, which takes seconds
     assert (failure.member, failure.exit_code) == ("rank 1", 5)
     assert "here" in logs["rank-0"] and "ended with status 5" in logs["rank-0"]
@@ -368,7 +369,7 @@ def test_processes_that_are_asked_to_stop_with_mpirun_get_the_time_to_save(run, 
         write(f"ready{rank}")
         rest()
         """,
-        engines.ENGINES["mpi"],
+        store_table.engines()["mpi"],
         interrupts=Signals(
             signal.SIGTERM, lambda _: 2 * all((tmp_path / f"ready{rank}").exists() for rank in range(2))
         ),

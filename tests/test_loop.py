@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -340,30 +341,57 @@ def test_a_request_may_come_again_but_ctrl_c_then_stops_at_once(names):
         signal.signal(signal.SIGHUP, before)
 
 
-def test_all_processes_hear_one_step_later_which_signal_one_of_them_had(monkeypatch):
-    pending = []  # of the processes of one call, as the store would sum them
+@pytest.mark.parametrize("has_trainer", [False, True])
+def test_all_processes_hear_one_step_later_which_signal_one_of_them_had(monkeypatch, has_trainer):
+    class Header:  # of one process, whose sums are those of all
+        def __init__(self, *arguments, **options):
+            self.own, self.num_sent, self.sent = {}, 0, []
 
-    class Sum:
-        def __init__(self, *arguments):
-            pass
+        def send(self):
+            self.num_sent += 1
+            self.sent.append(self.own["stop"] if self.own else [0, 0, 0])
 
-        def sum(self, values):
-            pending.append(values)
-            return pending
+        def read(self):
+            return {"stop": np.sum([one.sent[self.num_sent - 1] for one in headers], axis=0)}
 
-        def read(self, total):
-            return np.sum(total[:3], axis=0)
-
-    monkeypatch.setattr(stopping, "BackgroundSum", Sum)
-    agreed = [stopping.AgreedStop(None) for _ in range(3)]
+    trainers = [SimpleNamespace(_kv_initialized=True, rank=rank) if has_trainer else None for rank in range(3)]
+    monkeypatch.setattr(stopping, "StepHeader", Header)
+    monkeypatch.setattr(stopping, "header_of", lambda trainer: headers[trainer.rank])
+    headers = [Header() for _ in trainers]
+    agreed = [stopping.AgreedStop(None, trainer) for trainer in trainers]
+    headers = headers if has_trainer else [one._own for one in agreed]
     for here, heard in (
         ((None, None, None), None),
         ((None, signal.SIGTERM, None), None),
         ((None,) * 3, signal.SIGTERM),
     ):
+        if has_trainer:  # a step of each
+            for header in headers:
+                header.send()
         got = [one.asked(number) for one, number in zip(agreed, here)]
         assert got == [heard] * 3
-        del pending[:-3]
+    assert [header.num_sent for header in headers] == [3 if has_trainer else 2] * 3
+
+
+def test_a_stop_between_two_steps_is_heard_by_a_header_of_its_own(monkeypatch):
+    class Header:
+        num_sent, own = 1, {"stop": [0, 0, 0]}
+
+        def send(self):
+            self.num_sent += 1
+
+        def read(self):
+            return self.own
+
+    header = Header()
+    monkeypatch.setattr(stopping, "header_of", lambda trainer: header)
+    agreed = stopping.AgreedStop(None, SimpleNamespace(_kv_initialized=True))
+    assert agreed.asked(signal.SIGINT) is None
+    assert header.num_sent == 1  # the next step sends it
+    assert agreed.asked(signal.SIGINT) == signal.SIGINT
+    header.own["stop"] = [0, 0, 0]
+    assert agreed.asked(None) is None
+    assert header.num_sent == 2  # at the end of an epoch, after the call behind its last step
 
 
 def test_checkpoints_of_another_training_and_damaged_ones_are_refused(tmp_path):

@@ -16,7 +16,7 @@ from ..mxnet.arrays import addresses_of
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import BFLOAT16, as_legacy, narrowed, to_device, widened
 from ..mxnet.engine import make_plain, push, view
-from ..mxnet.library import check
+from ..mxnet.library import check_call
 from ..native import function
 from ..native.records import C, address_of
 
@@ -76,7 +76,7 @@ class CopySums:
             make_plain(*self._dense)
         for record in self.records:
             if push_sums(record, priority):
-                check(-1)
+                check_call(-1)
         for number, arrays in enumerate(self._in_python):
             function = functools.partial(_sum_views, arrays, self._scale)
             push(function, write=arrays, name="gluon_parallel.allreduce", priority=priority - number)

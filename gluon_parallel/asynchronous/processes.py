@@ -9,6 +9,7 @@ import numpy as np
 from ..allreduce import allreduce_each
 from ..allreduce.gradients import clip
 from ..errors import AsynchronousUnsupported
+from ..kvstore.contract import contract
 from ..kvstore.reserved_keys import CLOCK
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_legacy, as_tuple
@@ -36,7 +37,7 @@ def check_store(mode: str, store: Any) -> Mode:
         Mode(name='local', value=8)
     """
     parsed = parse_mode(mode)
-    served = "async" in store.type
+    served = contract(store).is_asynchronous
     if parsed.name in _WHY_NOT:
         raise AsynchronousUnsupported(
             f"mode {mode} is not available across processes: {_WHY_NOT[parsed.name]}. Take sync or local:H (any "

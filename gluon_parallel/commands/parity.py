@@ -10,12 +10,12 @@ from ..data_parallel import DataParallel
 from ..devices import devices as parse_devices
 from ..errors import ConfigError, GluonParallelError, WorkerFailed
 from ..launch.in_notebook import call_in_processes
-from ..launch_engines import ENGINES
 from ..mxnet.blocks import parameters_by_structure
 from ..mxnet.compat import mx
 from ..mxnet.parameters import waits_for_shape
 from ..nn import SyncBatchNorm
 from ..pipeline import Pipeline
+from ..store_table import engines
 from ..training.seeding import reseed
 from .named_function import FORM, call
 
@@ -152,7 +152,7 @@ def _set_weights(task, rng, device, dtype):
 def train_processes(plan: Plan, devices: str, processes: int, engine: str, timeout: float) -> list[dict]:
     """The same in several processes; returns each one's parameters, or raises what a process that failed said."""
     try:
-        arguments = (plan, devices, ENGINES[engine].kvstore)
+        arguments = (plan, devices, engines()[engine].kvstore)
         return call_in_processes(_train_in_process, arguments, processes, None, engine, timeout, live=False)
     except WorkerFailed as error:
         raise GluonParallelError(f"the {processes} processes failed:\n{error}") from error
@@ -208,7 +208,7 @@ def configure(parser: Any) -> None:
     parser.add_argument(
         "--processes", type=bounds.flag, default=2, help="how many processes (2); 1 compares devices alone"
     )
-    parser.add_argument("--engine", default="mpi", choices=list(ENGINES), help="how they meet (mpi)")
+    parser.add_argument("--engine", default="mpi", choices=list(engines()), help="how they meet (mpi)")
     known = f"{', '.join(NETS)} (sync_batch_norm), or {FORM}"
     parser.add_argument("--net", default="sync_batch_norm", help=f"{known}; {_TAKES}")
     parser.add_argument("--steps", type=bounds.flag, default=6, help="updates (6)")
@@ -247,7 +247,7 @@ def main(options: Any) -> int:
     plan = Plan(*(getattr(options, name) for name in Plan._fields))
     tolerance: Optional[float] = options.tolerance
     if tolerance is None:
-        exact = plan.dtype == "float64" and (ENGINES[options.engine].keeps_float64 or options.processes == 1)
+        exact = plan.dtype == "float64" and (engines()[options.engine].keeps_float64 or options.processes == 1)
         tolerance = 1e-6 if exact else 1e-3
     _check(options)
     contexts = parse_devices(spec)

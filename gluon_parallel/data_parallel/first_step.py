@@ -53,7 +53,7 @@ def update_on_devices(trainer: mx.gluon.Trainer) -> mx.kv.KVStoreBase | str | No
     if has_made_store(trainer):
         return store_of(trainer)
     store = wanted_store(trainer)
-    if isinstance(store, str) and store.lower().startswith(("auto", *kvstore.OURS, "dist")):
+    if kvstore.meets_others(store):
         store = want_store(trainer, kvstore.create(store))  # the first step may have no samples
     if getattr(store, "type", store) in ("device", "local"):
         # Without NCCL `allreduce` does their work, with fewer copies.

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..errors import BatchMismatch
-from ..kvstore.background_sum import BackgroundSum
+from ..kvstore.contract import contract
 from ..kvstore.reserved_keys import LOSS_PARTS
+from ..kvstore.work import NumberSum
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_current, as_legacy
 from ..sample_loss import LossPerSample
@@ -25,7 +26,7 @@ class LossOfParts(LossPerSample):
     def __init__(self, names: Iterable[str], store: mx.kv.KVStoreBase | None) -> None:
         super().__init__()
         self._names = tuple(names)
-        self._sum = BackgroundSum(store, LOSS_PARTS, 2 * len(self._names))
+        self._sum = NumberSum(contract(store), LOSS_PARTS, 2 * len(self._names))
         self.parts = {}
 
     def heads(
@@ -63,7 +64,7 @@ class LossOfParts(LossPerSample):
         """Add up sums and counts, (2 * parts,), over the devices and the processes; returns the counts, at least 1."""
         device = own[0].context
         own = [values.as_in_context(device) for values in own]
-        total = self._sum.sum(sum(own[1:], own[0])).as_in_context(device).astype("float32")
+        total = self._sum.start(sum(own[1:], own[0])).array.as_in_context(device).astype("float32")
         num = len(self._names)
         sums, counts = total[:num], nd.maximum(total[num:], 1)
         self.parts = {name: (sums / counts)[part : part + 1] for part, name in enumerate(self._names)}

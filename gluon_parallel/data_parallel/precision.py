@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ..errors import NotFinite, PrecisionUnsupported
-from ..kvstore.background_sum import BackgroundSum
+from ..kvstore.contract import contract
 from ..kvstore.reserved_keys import OVERFLOW
+from ..kvstore.work import NumberSum
 from ..mxnet.blocks import own_parameters
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import BFLOAT16, as_legacy
@@ -211,7 +212,7 @@ class LossScaling:
 
     def __init__(self, trainer: mx.gluon.Trainer) -> None:
         self._trainer = trainer
-        self._sum: BackgroundSum | None = None
+        self._sum: NumberSum | None = None
         self.num_skipped = 0
         if self._scaler is None and active_precision() == "float16":
             from mxnet.contrib import amp  # float16 without a scale loses small gradients in silence
@@ -253,8 +254,8 @@ class LossScaling:
         scaler = self._scaler
         # Processes may have reached different parameters, so each has looked at gradients that others have not.
         if self._sum is None:
-            self._sum = BackgroundSum(store_of(self._trainer), OVERFLOW, 1)
-        overflow = bool(self._sum.read(self._sum.sum(1 - all_finite(gradients)))[0])
+            self._sum = NumberSum(contract(store_of(self._trainer)), OVERFLOW, 1)
+        overflow = bool(self._sum.start(1 - all_finite(gradients)).wait()[0])
         scale, count = scaler.loss_scale, 0 if overflow else num_without_overflow(scaler) + 1
         if overflow:
             self.num_skipped += 1

@@ -12,15 +12,16 @@ import numpy as np
 from .. import split
 from ..errors import BatchMismatch
 from ..kvstore import as_store, separate_training
-from ..kvstore.background_sum import BackgroundSum
+from ..kvstore.contract import contract
 from ..kvstore.reserved_keys import JOIN
+from ..kvstore.work import NumberSum
 from ..mxnet.attached import Attached
 from ..mxnet.compat import mx
 
 _Batch = TypeVar("_Batch")
 SEEDS = 2**32  # what NumPy's RandomState accepts
 LAST_BATCH = ("pad", "discard")
-_sums: Attached[BackgroundSum] = Attached("join")  # of stores, under JOIN
+_sums: Attached[NumberSum] = Attached("join")  # of stores, under JOIN
 
 
 def _is_seed(number: object) -> bool:
@@ -200,11 +201,11 @@ def join(batches: Iterable[_Batch], store: mx.kv.KVStoreBase) -> Iterator[_Batch
         >>> [batch for batch in join(["first", "second"], store)]
         ['first', 'second']
     """
-    alive = _sums.of(as_store(store, "gp.sampler.join")) or _sums.set(store, BackgroundSum(store, JOIN, 1))
+    alive = _sums.of(as_store(store, "gp.sampler.join")) or _sums.set(store, NumberSum(contract(store), JOIN, 1))
     iterator = iter(batches)
     while True:
         batch = next(iterator, None)
-        total = alive.sum([batch is not None])
-        if not alive.read(total, "gp.sampler.join: no answer", "ask gp.sampler.join for its batches")[0]:
+        total = alive.start([batch is not None])
+        if not total.wait("Every process must ask gp.sampler.join for its batches")[0]:
             return
         yield batch

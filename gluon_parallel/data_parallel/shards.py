@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ..errors import CheckpointError
 from ..kvstore.contract import contract, is_distributed
-from ..kvstore.step_plan import StepPlan
+from ..kvstore.reducer import Reducer
 from ..kvstore.trainer_parameters import fix_devices
 from ..mxnet.attached import Attached, replace_method
 from ..mxnet.compat import mx
@@ -129,7 +129,7 @@ class Shards:
         self._trainer = trainer
         self._whole = not is_elementwise(trainer.optimizer)
         self._bounds: dict[int, tuple[list[int], list[int]]] = {}  # number -> those of processes, of devices here
-        self._plan: StepPlan | None = None  # of the last update
+        self._reducer: Reducer | None = None  # of the last update
         self._pieces: dict[int, list[_Piece]] = {}  # by the number of a parameter, of that plan's arrays
         self.with_state: set[int] = set()  # numbers of parameters of which some owner has a state
 
@@ -170,31 +170,31 @@ class Shards:
         with store.summing_for(self._trainer):
             store.sum_parts(trained, arrays, bounds, whole)
 
-    def of_devices(self, plan: StepPlan, places: Sequence[int]) -> list[tuple[list, list, list]]:
+    def of_devices(self, reducer: Reducer, places: Sequence[int]) -> list[tuple[list, list, list]]:
         """For each device (numbers of parameters, gradients, weights): what it updates of those at these places."""
         self.divide()
-        if plan is not self._plan:
-            self._plan, self._pieces = plan, {}
+        if reducer is not self._reducer:
+            self._reducer, self._pieces = reducer, {}
         found: list[tuple[list, list, list]] = [([], [], []) for _ in updaters_of(self._trainer)]
         with mx.autograd.pause():
-            make_plain(*itertools.chain.from_iterable(plan.weights[place] for place in places))
+            make_plain(*itertools.chain.from_iterable(reducer.weights[place] for place in places))
             for place in places:
-                number = plan.numbers[place]
+                number = reducer.numbers[place]
                 self.with_state.add(number)
                 if number not in self._pieces:
-                    self._pieces[number] = self._pieces_of(number, plan.weights[place], plan.gradients[place])
+                    self._pieces[number] = self._pieces_of(number, reducer.weights[place], reducer.gradients[place])
                 for device, weight, gradient, _ in self._pieces[number]:
                     for known, one in zip(found[device], (number, gradient, weight)):
                         known.append(one)
         return found
 
-    def share(self, plan: StepPlan, places: Sequence[int]) -> None:
+    def share(self, reducer: Reducer, places: Sequence[int]) -> None:
         """Copy what each device of each process has updated to all others."""
-        numbers = [plan.numbers[place] for place in places]
+        numbers = [reducer.numbers[place] for place in places]
         for piece in itertools.chain.from_iterable(self._pieces[number] for number in numbers):
             for copy in piece.copies:
                 piece.weight.copyto(copy)
-        self.gather(numbers, [plan.weights[place] for place in places])
+        self.gather(numbers, [reducer.weights[place] for place in places])
 
     def gather(self, numbers: Sequence[int], arrays: Sequence[Sequence[mx.nd.NDArray]]) -> None:
         """Of arrays that are divided as the parameters of these numbers: give all processes the parts of each.

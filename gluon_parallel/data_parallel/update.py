@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any, NamedTuple, NoReturn
 
 from ..allreduce import gradients
-from ..errors import GradientUnavailable, WorkerLost
-from ..kvstore.background_sum import BackgroundSum
+from ..errors import GradientUnavailable
 from ..kvstore.collective import committing
 from ..kvstore.contract import contract, is_distributed
-from ..kvstore.reserved_keys import REACHED, SAMPLE_COUNT
-from ..kvstore.step_plan import StepPlan, plan_of, update_copies
+from ..kvstore.reducer import Reducer, reducer_of, update_copies
+from ..kvstore.step_header import StepHeader, header_of
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import Nested, set_zero
 from ..mxnet.parameters import gradient_storage
-from ..mxnet.trainers import LOSS_SCALER, optimizer_of, parameters_of, scale_of, store_of
+from ..mxnet.trainers import LOSS_SCALER, optimizer_of, scale_of, store_of
 from ..nn.sync_batch_norm.join import Join, refuse_graphs
 from ..sample_loss import LossPerSample
 from . import checks
@@ -54,32 +51,22 @@ class Update:
         self._survival = committing(trainer)  # of lost processes
         updates_before = 0 if self._survival is None else self._survival.num_updates
         self._finite = FiniteWeights(trainer, options.accumulate, updates_before)
-        self._sample_count = BackgroundSum(store_of(trainer), SAMPLE_COUNT, 2)
-        self._all_reached = (
-            BackgroundSum(store_of(trainer), REACHED, len(parameters_of(trainer)))
-            if options.ignore_stale_grad and is_distributed(store_of(trainer))
-            else None
-        )
+        self._header: StepHeader | None = header_of(trainer) if is_distributed(store_of(trainer)) else None
         self._rows: dict[int, tuple] = {}  # id of a row_sparse gradient -> (the gradient, its sum over the steps)
         self._net, self._join = net, Join(net, store_of(trainer))
-        self._joins, self._is_distributed = bool(self._join), is_distributed(store_of(trainer))
+        self._joins = bool(self._join)  # then headers go before the forward pass, and several make an update
         self._shards = shards_of(trainer)
         self._num_updates = 0
         self._num_steps = self._num_samples = 0  # accumulated
-        self._num_unsent = 0  # of these samples
-        # The numbers of samples, and of processes without any, in each step: arrays that become them, or values.
-        self._counts: list[Any] = []
+        self._is_under_way = False  # whether a header is that nobody has read
+        self._num_of_all = 0  # of these samples, those of all processes, as far as headers have said them
 
     def begin_step(self, num_samples: int) -> None:
-        """Before each step: forget old gradients; with the last step before an update, send the number of samples.
-
-        It is back before the gradients are. Layers that exchange with other processes need it in each step.
-        """
+        """Before each step: forget old gradients; send the header if layers exchange with other processes."""
         if self._num_steps == 0:
-            plan_of(self._trainer).forget()
-        self._num_unsent += num_samples
-        if self._joins or self._num_steps + 1 == self._options.accumulate:
-            self._send_count(num_samples)
+            reducer_of(self._trainer).forget()
+        if self._joins:
+            self._send(num_samples, self._join.begin_step if num_samples else None)
 
     def follow(self, launch: Callable[[], object]) -> None:
         """A step without samples: take part in that of the others, after ``launch()``; leaves gradients of zero."""
@@ -87,17 +74,17 @@ class Update:
         if self._joins:
             mx.nd.waitall()  # so that no call of this process is in flight
         launch()
-        if self._joins and self._read_counts()[-1][1] < contract(store_of(self._trainer)).num_workers:
+        if self._joins and self._receive()["idle"] < contract(store_of(self._trainer)).num_workers:
             self._join.follow()
         if not self._options.ignore_stale_grad:  # otherwise the other processes send which parameters they have reached
-            plan = plan_of(self._trainer)
-            plan.complete(plan.places)
+            reducer = reducer_of(self._trainer)
+            reducer.complete(reducer.places)
 
     def end_step(self, num_samples: int) -> None:
         """After each step: its gradients are there; update with those of all steps that make one."""
         if self._joins and num_samples:
             try:
-                self._read_counts()
+                self._receive()
                 if self._join.step is not None:
                     self._join.end_step()
             except BaseException:
@@ -112,51 +99,72 @@ class Update:
 
     def abandon(self) -> None:
         """Forget what was accumulated: half a batch must not leak into the next update."""
-        self._num_samples = self._num_steps = self._num_unsent = 0
-        for counts in self._counts:
-            if not isinstance(counts, np.ndarray):  # a step that has failed
-                self._sample_count.discard(counts)
-        self._counts = []
+        self._num_samples = self._num_steps = self._num_of_all = 0
+        self._is_under_way = False
+        if self._header is not None:
+            self._header.abandon()
         if self._join.step is not None:
             self._join.abandon_step()
         self._rows.clear()
 
     def apply(self) -> None:
-        """Update with the gradients accumulated so far, if there are any."""
+        """Header, sums and update: with the gradients accumulated so far, if there are any."""
         if self._num_steps == 0:
             return
-        if not self._counts:
-            self._send_count(self._num_samples)
+        trainer, options, header = self._trainer, self._options, self._header
         try:
+            reducer = reducer_of(trainer)
+            places = reducer.reached()  # with ignore_stale_grad, by the loss on any process: the header says it
+            if header is not None and (options.ignore_stale_grad or not self._joins):
+                if options.ignore_stale_grad:
+                    header.own["reached"][[reducer.numbers[place] for place in places]] = 1
+                self._send(0 if self._joins else self._num_samples)
+                if options.ignore_stale_grad:
+                    counts = self._receive()["reached"]
+                    places = [place for place in reducer.places if counts[reducer.numbers[place]]]
             if self._num_updates + 1 >= self._finite.reads_at:
                 self._finite.check(self._num_updates)
-            if self._comparison.is_pending:
-                self._comparison.check(self._num_updates)
-            plan = plan_of(self._trainer)
-            reached = self._reached(plan)
-            plan.complete(reached)
+            if places is not reducer.places:
+                reducer.complete(places)
             for gradient, total in self._rows.values():  # also of devices without samples in the last of the steps
                 total.copyto(gradient)
-            num = self._sum(plan, reached)
+
+            hook = options.hooked_sum
+            if hook is not None:
+                pass  # it needs the number of samples
+            elif self._shards is not None and header is not None:
+                self._shards.sum(whole=options.clip_global_norm is not None)
+            else:
+                reducer.sum(trainer, places)
+            if self._is_under_way:
+                self._receive()
+            num = self._num_samples if header is None else self._num_of_all
             if not num:
                 checks.refuse_no_samples()
             num = 1 if self._losses.is_divided else num
-            scaled = None if getattr(self._trainer, LOSS_SCALER, None) is None else self._loss_scaling
-            overflow = scaled is not None and scaled.overflowed([plan.gradients[place][0] for place in reached])
+            if hook is not None:
+                hook.sum([reducer.parameters[place] for place in places], num * self._loss_scaling.scale)
+
+            scaled = None if getattr(trainer, LOSS_SCALER, None) is None else self._loss_scaling
+            overflow = scaled is not None and scaled.overflowed([reducer.gradients[place][0] for place in places])
             if self._survival is not None:
-                self._survival.commit([plan.parameters[place] for place in reached])
+                self._survival.commit([reducer.parameters[place] for place in places])
             if overflow:
-                plan.forget()
-                if self._options.hooked_sum is not None:
-                    self._options.hooked_sum.undo()
+                reducer.forget()
+                if hook is not None:
+                    hook.undo()
                 return
             with contextlib.nullcontext() if scaled is None else scaled.unscaling():
-                self._step_optimizer(plan, reached, num)
+                if options.clip_global_norm is not None:
+                    summed = [reducer.gradients[place] for place in places]
+                    gradients.clip(summed, options.clip_global_norm, scale_of(trainer) / num)
+                if len(places) < len(reducer.places) and not options.ignore_stale_grad:
+                    self._refuse_missed(reducer, places)
+                optimizer_of(trainer).rescale_grad = scale_of(trainer) / num
+                update_copies(trainer, reducer, places, self._shards)
             self._num_updates += 1
             if self._num_updates == self._comparison.looks_at:
-                # The update is made. A loss that is noticed only now ends the next step's exchanges too.
-                with contextlib.nullcontext() if self._survival is None else contextlib.suppress(WorkerLost):
-                    self._comparison.look(self._num_updates)
+                self._comparison.look(self._num_updates)
             if self._num_updates == self._finite.looks_at:
                 self._finite.look(self._num_updates)
         finally:
@@ -184,56 +192,28 @@ class Update:
                     self._rows[id(gradient)] = gradient, total
                     set_zero(gradient)  # for a device that has no samples in the next step
 
-    def _reached(self, plan: StepPlan) -> Sequence[int]:
-        """The places of the parameters to update: those that the loss has reached on any device of any process."""
-        reached = plan.reached()
-        if self._all_reached is None:
-            return reached
-        found = {plan.numbers[place] for place in reached}
-        total = self._all_reached.sum([number in found for number in range(len(parameters_of(self._trainer)))])
-        counts = self._all_reached.read(total, missing="no word of which parameters their losses reached")
-        return [place for place in plan.places if counts[plan.numbers[place]]]
+    def _send(self, num_samples: int, then: Callable[[], None] | None = None) -> None:
+        """Send the header of a step, or of the steps that make an update; `then` as of :meth:`StepHeader.send`."""
+        header = self._header
+        assert header is not None
+        header.own["samples"], header.own["idle"] = num_samples, num_samples == 0
+        if self._comparison.bits is not None:
+            self._comparison.write(header)
+        header.send(then)
+        self._is_under_way = True
 
-    def _send_count(self, num_in_step: int) -> None:
-        if self._is_distributed:
-            announce = self._join.begin_step if self._joins and num_in_step else None
-            self._counts.append(self._sample_count.sum([self._num_unsent, num_in_step == 0], announce))
-        self._num_unsent = 0
+    def _receive(self) -> Any:
+        """The header's sums; notes the number of samples. ReplicasDiffer: of the weights of an earlier update."""
+        assert self._header is not None
+        sums, self._is_under_way = self._header.read(), False
+        self._num_of_all += int(sums["samples"])
+        if self._comparison.bits is not None:
+            self._comparison.check(self._num_updates, sums["digest"])
+        return sums
 
-    def _read_counts(self) -> list[np.ndarray]:
-        """Those of all processes."""
-        self._counts = [one if isinstance(one, np.ndarray) else self._sample_count.read(one) for one in self._counts]
-        return self._counts
-
-    def _sum(self, plan: StepPlan, places: Sequence[int]) -> int:
-        """Sum the gradients over all devices and processes; returns the number of samples that the sums are over."""
-        hooked_sum = self._options.hooked_sum
-        if hooked_sum is not None:
-            num = self._count()
-            if not num:
-                checks.refuse_no_samples()
-            parameters = [plan.parameters[place] for place in places]
-            hooked_sum.sum(parameters, (1 if self._losses.is_divided else num) * self._loss_scaling.scale)
-        elif self._shards is not None and self._is_distributed:
-            self._shards.sum(whole=self._options.clip_global_norm is not None)
-        else:
-            plan.sum(self._trainer, places)
-        return self._count()
-
-    def _count(self) -> int:
-        if self._is_distributed:
-            return int(sum(counts[0] for counts in self._read_counts()))
-        return self._num_samples
-
-    def _step_optimizer(self, plan: StepPlan, places: Sequence[int], num: int) -> None:
-        """Update with gradients that are the sums over `num` samples."""
-        if self._options.clip_global_norm is not None:
-            summed = [plan.gradients[place] for place in places]
-            gradients.clip(summed, self._options.clip_global_norm, scale_of(self._trainer) / num)
-        if len(places) < len(plan.places) and not self._options.ignore_stale_grad:
-            missed = [plan.parameters[place].name for place in plan.places if place not in {*places}]
-            raise GradientUnavailable(
-                f"the loss did not reach {', '.join(missed)}; pass ignore_stale_grad=True to leave them as they are"
-            )
-        optimizer_of(self._trainer).rescale_grad = scale_of(self._trainer) / num
-        update_copies(self._trainer, plan, places, self._shards)
+    @staticmethod
+    def _refuse_missed(reducer: Reducer, places: Sequence[int]) -> NoReturn:
+        missed = [reducer.parameters[place].name for place in reducer.places if place not in {*places}]
+        raise GradientUnavailable(
+            f"the loss did not reach {', '.join(missed)}; pass ignore_stale_grad=True to leave them as they are"
+        )

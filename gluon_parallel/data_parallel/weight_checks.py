@@ -13,10 +13,9 @@ import numpy as np
 from ..allreduce.gradients import trainable
 from ..errors import NotFinite, ReplicasDiffer, SeparateTraining, warn
 from ..kvstore import as_store, together
-from ..kvstore.background_sum import BackgroundSum
 from ..kvstore.collective import gather
 from ..kvstore.contract import is_distributed
-from ..kvstore.reserved_keys import WEIGHTS_DIGEST
+from ..kvstore.step_header import DIGEST_BITS, StepHeader
 from ..mxnet.arrays import addresses_of
 from ..mxnet.blocks import options_of, own_parameters, parameters_by_structure
 from ..mxnet.compat import mx
@@ -33,7 +32,6 @@ from .precision import all_finite
 
 nd = mx.nd
 
-DIGEST_BITS = 32
 _ADVICE = (
     "Equal weights stay equal if every process starts from the same ones and adds up its gradients with the others: "
     "write gluon.Trainer(..., kvstore=store), load checkpoints on all processes, and give all the same learning rate"
@@ -154,20 +152,19 @@ class WeightsComparison:
     """Compares checksums of the weights after updates 1, 2, 4, ..., 1024 and every 1024th from then on.
 
     They are those of the trainer, and others of the net that have gradients, such as weights that a loop averages.
-    The engine computes the checksum and the store sums its bits while the next step runs; the result is read at the
+    The engine computes the checksum while the next step begins, whose header sums its bits; the result is read at the
     next update. The first comparison includes the inputs of the first step, which should differ between processes
     (`shard` are those inputs; None: do not compare them), unless they hold one value only, as made-up data.
 
     Attributes:
         looks_at: after how many updates :meth:`look` is due; never where there is one process.
-        is_pending: whether :meth:`check` is due before the next update.
+        bits: (2 * DIGEST_BITS,), of the last look, for the next header; None if there is nothing to send.
     """
 
     def __init__(self, net: mx.gluon.Block, trainer: mx.gluon.Trainer, shard: Nested | None) -> None:
-        self._net, self._trainer, self.is_pending = net, trainer, False
+        self._net, self._trainer = net, trainer
         self.looks_at = 1 if is_distributed(store_of(trainer)) else math.inf
-        self._sum = BackgroundSum(store_of(trainer), WEIGHTS_DIGEST, 2 * DIGEST_BITS)
-        self._sums: mx.nd.NDArray  # an array that becomes the sums of the bits
+        self.bits: mx.nd.NDArray | None = None
         self._inputs = next((leaf for _, leaf in leaves(shard) if isinstance(leaf, nd.NDArray)), None)
 
     def look(self, num_updates: int) -> None:
@@ -182,13 +179,16 @@ class WeightsComparison:
             varies = (flat.max() != flat.min()).as_in_context(mx.cpu()).astype("float64")
             inputs = start_digest([self._inputs]) * varies  # zeros for constant inputs: nothing is warned of
             self._inputs = None
-        self._sums = self._sum.sum(nd.concat(start_digest(weights), inputs, dim=0))
-        self.is_pending = True
+        self.bits = nd.concat(start_digest(weights), inputs, dim=0)
 
-    def check(self, num_updates: int) -> None:
-        """Before the next update: read the last comparison. ReplicasDiffer, on every process: they have come apart."""
-        self.is_pending = False
-        store, sums = store_of(self._trainer), self._sum.read(self._sums)
+    def write(self, header: StepHeader) -> None:
+        """Write the bits to the header; waits for them."""
+        assert self.bits is not None
+        header.own["digest"] = self.bits.asnumpy()
+
+    def check(self, num_updates: int, sums: np.ndarray) -> None:
+        """Before the next update: compare by the header's `sums`. ReplicasDiffer, on every process: they differ."""
+        self.bits, store = None, store_of(self._trainer)
         equal = np.isin(sums, (0, store.num_workers))  # a bit that all processes have sums to their number
         if not equal[:DIGEST_BITS].all():
             check_replicas(self._net, store)

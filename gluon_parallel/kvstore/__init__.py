@@ -9,9 +9,9 @@ from .collective import committing as committing
 from .collective import outermost as outermost
 from .collective import together as together
 from .factory import NAMES as NAMES
-from .factory import OURS as OURS
 from .factory import as_store as as_store
 from .factory import create as create
+from .factory import meets_others as meets_others
 from .groups import SyncGroups as SyncGroups
 from .groups import check_sync_group as check_sync_group
 from .groups import group as group

@@ -34,7 +34,7 @@ from ..mxnet.trainers import (
 from . import separate_training
 from .base import Store
 from .contract import contract, is_distributed
-from .factory import OURS, known_name
+from .factory import known_name, meets_others
 from .handshake import ONE_DIVISOR, divided_by
 from .servers import Servers
 from .trainer_parameters import follow_parameters, keep_states
@@ -42,7 +42,8 @@ from .trainer_parameters import follow_parameters, keep_states
 
 def open_named(name_or_store: Any) -> Any:
     """The store of that name if it is one of this package's, or ``auto``; anything else as it is."""
-    if isinstance(name_or_store, str) and name_or_store.lower() in ("auto", *OURS):
+    lower = name_or_store.lower() if isinstance(name_or_store, str) else "dist"
+    if meets_others(lower) and not lower.startswith("dist"):
         return mx.kv.create(name_or_store)
     return name_or_store
 
@@ -151,7 +152,7 @@ def _compare_on_servers(trainer: Any) -> None:
     store = wanted_store(trainer)
     if isinstance(store, str) and store.lower().startswith("dist"):
         store = want_store(trainer, mx.kv.create(store))  # MXNet opens it once
-    if isinstance(store, Servers) and "async" not in store.type:
+    if isinstance(store, Servers) and not store.is_asynchronous:
         store.agree([divided_by(1 / optimizer_of(trainer).rescale_grad)], ONE_DIVISOR)
 
 

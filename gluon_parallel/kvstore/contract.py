@@ -13,12 +13,13 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
-from ..errors import BarrierTimeout, ExchangeError
+from ..errors import BarrierTimeout, WorkerLost
 from ..mxnet.compat import mx
 from . import flight_recorder
-from .environment import LIMIT, arrives, default_timeout, refuse_if_alone
+from .environment import default_timeout, refuse_if_alone
 from .handshake import SAME_MODEL, SAME_VERSIONS, described, differ, leave_without_waiting, spelled, version, words_of
 from .reserved_keys import FIRST_EXCHANGE, HANDSHAKE_DIGEST, HANDSHAKE_WORDS
+from .work import Gathering, Work
 
 Keys = Sequence[Hashable]
 Arrays = Sequence[Sequence[Any]]  # for each key, one NDArray per device
@@ -66,6 +67,23 @@ class Contract:
             flight_recorder.move_to_shared_memory(
                 lambda text: [spelled(row) for row in self.gather(HANDSHAKE_WORDS, words_of(text))]
             )
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether processes do not wait for each other: MXNet's servers take each gradient when it comes."""
+        return "async" in str(self.type)
+
+    @property
+    def library(self) -> str:
+        """What carries the sums, for people."""
+        return str(self.type)
+
+    def residuals(self, trainer: Any) -> dict[Hashable, np.ndarray]:
+        """{key: (n,) array}: what compression left out of a trainer's sums in this process, with nothing under way."""
+        return {}
+
+    def set_residuals(self, residuals: dict[Hashable, np.ndarray], trainer: Any) -> None:
+        """Go on from what :meth:`residuals` returned, here or in another process; keys without one begin anew."""
 
     @functools.cached_property
     def ranks(self) -> Sequence[int]:
@@ -142,15 +160,8 @@ class Contract:
 
     def _all_say(self, key: int, numbers: np.ndarray, says: Sequence[str], where: str = "", advice: str = "") -> bool:
         """Whether all processes send the same numbers; if they are `where` words, WorkersDiffer where they do not."""
-        rows = self._gathered(key, numbers, default_timeout())
-        if rows is None:
-            leave_without_waiting()
-            problem = (
-                f"store {self.type!r}, {says[0] if says else 'nothing'}: process {self.rank} of {self.num_workers} "
-                f"waited {default_timeout():g} s for the others. "
-            )
-            advice = f"Every process must run the same program; look at their output. A longer limit: {LIMIT}=seconds"
-            raise flight_recorder.gave_up(problem + flight_recorder.advice(advice))
+        said = f"store {self.type!r}, {says[0] if says else 'nothing'}"
+        rows = self._gathered(key, numbers, default_timeout(), said)
         is_same = (rows == rows[0]).all()
         if where and not is_same:
             raise differ(where, dict(zip(self.ranks, map(spelled, rows))), advice)
@@ -167,11 +178,10 @@ class Contract:
             return
         with state.lock:
             if key not in state.opened:
+                work = Work(self, key, zeros)
                 self.broadcast(key, value=zeros, out=zeros)
-                limit = default_timeout()
-                if not arrives(zeros, limit):
-                    words = flight_recorder.RECORDER.words_of_key(key)
-                    raise BarrierTimeout(f"store {self.type!r}, {words}: it was not opened everywhere in {limit:g} s")
+                work.begin()
+                work.wait(default_timeout(), "Every process must open the same keys", kind=BarrierTimeout)
                 zeros.wait_to_read()
                 state.opened.add(key)
 
@@ -184,38 +194,39 @@ class Contract:
             ExchangeError: what came back is not what was sent.
         """
         limit = default_timeout() if timeout is None else timeout
-        rows = self._gathered(key, vector, limit)
-        if rows is None:
-            waited = f"process {self.rank} of {self.num_workers} waited {limit:g} s for the others"
-            advice = (
-                "Every process must run the same layers equally often, in one order; look for an error in the others"
-            )
-            raise flight_recorder.gave_up(waited, flight_recorder.advice(advice), BarrierTimeout)
-        return rows
+        return self._gathered(key, vector, limit, kind=BarrierTimeout)
 
-    def _gathered(self, key: Hashable, vector: np.ndarray, limit: float) -> np.ndarray | None:
-        """:meth:`gather` of a vector of any dtype, through sums; None if it is not there after `limit` seconds.
+    def _gathered(
+        self, key: Hashable, vector: np.ndarray, limit: float, where: str = "", kind: type[Exception] = WorkerLost
+    ) -> np.ndarray:
+        """:meth:`gather` of a vector of any dtype; the last arguments are those of :meth:`.Work.wait`."""
+        work = self.start_gather(key, vector)
+        try:
+            work.wait(limit, "Every process must run the same program, in one order; look at their output", where, kind)
+        except WorkerLost:
+            leave_without_waiting()
+            raise
+        return work.rows()
 
-        Each process fills a row of its own, with pieces of 16 bits as float32: MXNet's servers keep float64 as float32
-        whenever a variable that they forget to set happens to be true.
-        """
-        pieces = np.zeros((self.num_workers, vector.nbytes // 2), np.float32)
-        pieces[self.rank] = vector.view(np.uint16)
-        array = mx.nd.array(pieces, ctx=mx.cpu())
+    def start_gather(self, key: Hashable, vector: np.ndarray) -> Gathering:
+        """Start a :meth:`gather` through a sum, of a vector of any dtype."""
+        work = Gathering(self, key, vector)
+        self._begin(key, work)
+        return work
+
+    def start_sum(self, key: Hashable, array: Any) -> Work:
+        """Start to replace a float32 `array` on the CPU by its sum over the processes; nothing is compared."""
+        work = Work(self, key, array)
+        self._begin(key, work)
+        return work
+
+    def _begin(self, key: Hashable, work: Work) -> None:
         with state_of(self).lock:  # stores are made for one thread; the call returns before the exchange happens
-            self._start_sum(key, array)
-        if not arrives(array, limit):
-            return None
-        pieces = array.asnumpy()
-        if not ((pieces >= 0) & (pieces < 1 << 16) & (pieces == np.floor(pieces))).all():
-            raise ExchangeError(
-                f"the KVStore {self.type!r} did not return the sum of what the processes sent; a store that runs the "
-                "optimizer cannot: make the trainer with update_on_kvstore=False, or give the layer a store of its own"
-            )
-        return pieces.astype(np.uint16).view(vector.dtype)
+            self._start_sum(key, work.array)
+        work.begin()
 
     def _start_sum(self, key: Hashable, array: Any) -> None:
-        """Start to replace a float32 `array` on the CPU by its sum over the processes; nothing is compared."""
+        """:meth:`start_sum` of that array."""
         self.pushpull(key, array, out=array)
 
     def end_gather(self, key: Hashable) -> None:

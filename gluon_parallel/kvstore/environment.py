@@ -2,14 +2,12 @@
 
 import contextlib
 import os
-import threading
 import zlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 from .. import bounds
 from ..errors import StoreUnavailable
-from ..mxnet.engine import push
 
 MIN_PROCESSES = "GLUON_PARALLEL_MIN_PROCESSES"  # fewest processes that continue after a loss
 
@@ -168,10 +166,3 @@ def default_timeout(otherwise: float = 60) -> float:
     if not 0 < seconds <= _LONGEST:
         raise ValueError(f"{LIMIT}={text!r}: expected seconds above 0 and up to {_LONGEST:g}, as in {LIMIT}=60")
     return seconds
-
-
-def arrives(array: Any, limit: float) -> bool:
-    """Wait until `array` has been written, but not for more than `limit` seconds; returns whether it has."""
-    arrived = threading.Event()
-    push(arrived.set, read=[array], name="arrives", priority=1 << 20)
-    return arrived.wait(limit)

@@ -6,23 +6,33 @@ from typing import Any
 
 from ..errors import StoreUnavailable
 from ..mxnet.compat import mx
+from ..store_table import STORES, load
 from . import heartbeat, separate_training
 from .contract import contract
 from .environment import ALONE, store_name, taken_by, taking_place
-from .horovod import Horovod
-from .mpi.store import MPI
 from .servers import Servers, the_store
 
-_CLASSES = (MPI, Horovod)
-OURS = tuple(store.type for store in _CLASSES)
-NAMES = ("local", "device", "nccl", "dist_sync", "dist_device_sync", "dist_async", *OURS)
+_OF_ONE_PROCESS = ("local", "device", "nccl")
+_OVER_SERVERS = ("dist_sync", "dist_device_sync", "dist_async")
 # Others that MXNet's own factory reads; whatever it does not know becomes "local" there.
 _OLD_NAMES = ("local_update_cpu", "local_allreduce_cpu", "local_allreduce_device", "dist", "dist_sync_device",
               "dist_async_device", "dist_device_async", "dist_sync_p3")  # fmt: skip
 
 _create_in_mxnet = mx.kvstore.create
-for _store in _CLASSES:
-    mx.kvstore.KVStoreBase.register(_store)
+
+
+def names() -> list[str]:
+    """The names of all stores."""
+    return [*_OF_ONE_PROCESS, *_OVER_SERVERS, *(name for name in STORES if name not in _OVER_SERVERS)]
+
+
+NAMES = tuple(names())
+
+
+def meets_others(name: Any) -> bool:
+    """Whether it is the name of a store that meets other processes, or ``auto``, which may be such a one."""
+    lower = name.lower() if isinstance(name, str) else ""
+    return lower == "auto" or lower.startswith("dist") or lower in STORES
 
 
 def create(name: str = "local") -> Any:
@@ -55,11 +65,14 @@ def create(name: str = "local") -> Any:
         raise StoreUnavailable("the store 'nccl' needs an MXNet that was built with NCCL; 'device' does the same work")
     over_servers = name.lower().startswith("dist")
     is_worker = os.environ.get("DMLC_ROLE", "worker") == "worker"  # a server makes itself a store, too
-    if not over_servers and name.lower() not in OURS:
+    if not meets_others(name):
         return separate_training.note_store(_create_in_mxnet(name))
     with taking_place():
         heartbeat.send("arrived")  # from now on it waits for all processes
-        store = the_store(name, _create_in_mxnet) if over_servers and is_worker else _create_in_mxnet(name)
+        if not over_servers:
+            store = load(STORES[name.lower()].made_by)()
+        else:
+            store = the_store(name, _create_in_mxnet) if is_worker else _create_in_mxnet(name)
     return separate_training.note_store(store)
 
 
@@ -67,7 +80,9 @@ def kind_of(store: Any) -> Any:
     """What says what a trainer's store can do: its :class:`.Contract`, or for a name the class that would be made."""
     name = store.lower() if isinstance(store, str) else ""
     name = store_name() if name == "auto" else name
-    return Servers if name.startswith("dist") else dict(zip(OURS, _CLASSES)).get(name) or contract(store)
+    if name.startswith("dist"):
+        return Servers
+    return load(STORES[name].made_by) if name in STORES else contract(store)
 
 
 def known_name(name: str) -> str:
@@ -75,11 +90,11 @@ def known_name(name: str) -> str:
     lower = name.lower() if isinstance(name, str) else ""
     if lower == "auto":
         return known_name(store_name())
-    if lower not in (*NAMES, *_OLD_NAMES, *mx.kvstore.KVStoreBase.kv_registry):
-        close = difflib.get_close_matches(lower, ("auto", *NAMES), n=1)
+    if lower not in (*names(), *_OLD_NAMES, *mx.kvstore.KVStoreBase.kv_registry):
+        close = difflib.get_close_matches(lower, ("auto", *names()), n=1)
         meant = f"did you mean {close[0]!r}? " if close else ""
-        raise ValueError(f"kvstore: there is no store {name!r}; {meant}expected auto or one of {', '.join(NAMES)}")
-    if (lower.startswith("dist") or lower in OURS) and (process := taken_by()) is not None:
+        raise ValueError(f"kvstore: there is no store {name!r}; {meant}expected auto or one of {', '.join(names())}")
+    if meets_others(lower) and (process := taken_by()) is not None:
         raise StoreUnavailable(
             f"the store {name!r}: process {process}, of which this one is a fork or a child, has taken its place in "
             f"the group. {ALONE}"

@@ -26,6 +26,10 @@ class Horovod(Store):
 
     type = "horovod"
 
+    @property
+    def library(self) -> str:
+        return f"Horovod {importlib.import_module('horovod').__version__}"
+
     def __init__(self) -> None:
         try:
             self._horovod = importlib.import_module("horovod.mxnet")

@@ -7,15 +7,12 @@ above. A store never compresses what travels under them.
 FIRST_RESERVED = (1 << 20) - 4160  # keys from here on are reserved
 FIRST_COUNT = (1 << 20) - 64  # from here on keys are never compressed; before it :mod:`.servers` numbers comparisons
 
-SAMPLE_COUNT = (1 << 20) - 1  # data_parallel.update
+HEADER = (1 << 20) - 1  # kvstore.step_header
 JOIN = (1 << 20) - 2  # data_parallel.sampler
 LOSS_PARTS = (1 << 20) - 3  # data_parallel.losses
 CLOCK = (1 << 20) - 4  # asynchronous.processes
 HANDSHAKE_DIGEST = (1 << 20) - 5  # kvstore.contract
 HANDSHAKE_WORDS = (1 << 20) - 6  # kvstore.contract
-WEIGHTS_DIGEST = (1 << 20) - 7  # data_parallel.weight_checks
-REACHED = (1 << 20) - 8  # data_parallel.update
 OVERFLOW = (1 << 20) - 9  # data_parallel.precision
-REACHED_PARAMETERS = (1 << 20) - 10  # kvstore.trainer_loops
 STOP = (1 << 20) - 12  # training.stopping
 FIRST_EXCHANGE = 1 << 20  # kvstore.contract counts from here

@@ -7,17 +7,17 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
-from ..errors import ArrayMismatch, CompressionFault, StoreUnavailable, warn
+from ..errors import ArrayMismatch, CompressionFault, StoreUnavailable, WorkerLost, warn
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_tuple
 from ..mxnet.engine import ending
 from ..mxnet.library import free_store
-from . import flight_recorder
 from .base import pairs
 from .contract import Contract
-from .environment import LIMIT, arrives, default_timeout
+from .environment import default_timeout
 from .handshake import differ, leave_without_waiting, signature, spelled, words_of
 from .reserved_keys import FIRST_COUNT, FIRST_RESERVED
+from .work import Work
 
 _living: weakref.WeakValueDictionary = weakref.WeakValueDictionary()  # the one store of this process, by its name
 
@@ -65,6 +65,7 @@ class Servers(Contract, mx.kvstore.KVStore):
     """
 
     handle: Any  # MXNet's; deleted by `close`
+    library = "ps-lite, in MXNet"
 
     @classmethod
     def of(cls, store: Any) -> Servers:
@@ -73,7 +74,7 @@ class Servers(Contract, mx.kvstore.KVStore):
         store._names = Names(store.type)
         store._signatures = {}  # key -> what was opened under it
         store._num_compared = 0
-        store._sums = "async" not in store.type
+        store._sums = not store.is_asynchronous
         store._compressed = False
         store._open("MXNet")
         return store
@@ -93,17 +94,16 @@ class Servers(Contract, mx.kvstore.KVStore):
             WorkerLost: the values did not come within ``GLUON_PARALLEL_TIMEOUT``.
         """
         self._open_keys(key, value)
+        works = [Work(self, one, array) for one, arrays in pairs(key, out) for array in as_tuple(arrays)]
         with self._recorded("b", key, value, out) as numbers:
             super().broadcast(numbers, value, out, priority)
-        limit = default_timeout()
-        for one, arrays in pairs(key, out):
-            if not all(arrives(array, limit) for array in as_tuple(arrays)):
+        for work in works:
+            work.begin()
+            try:
+                work.wait(default_timeout(), "Look for an error in another process or on a server")
+            except WorkerLost:
                 leave_without_waiting()
-                raise flight_recorder.gave_up(
-                    f"store {self.type!r}, {flight_recorder.RECORDER.words_of_key(one)}: its first values did not come "
-                    f"from the servers within {limit:g} s; look for an error in another process or on a server. "
-                    f"A longer limit: {LIMIT}=seconds"
-                )
+                raise
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """As MXNet's."""

@@ -30,15 +30,14 @@ from ..mxnet.trainers import (
     store_of,
     updates_on_store,
 )
-from .background_sum import BackgroundSum
 from .base import Store
 from .collective import committing
 from .contract import contract, is_distributed
-from .handshake import FEWER_PASSES, ONE_DIVISOR, ONE_RATE, differ, divided_by
-from .reserved_keys import REACHED_PARAMETERS
+from .reducer import Reducer, count_once, reducer_of, update_copies
 from .servers import Servers
-from .step_plan import StepPlan, count_once, one_by_one, plan_of, update_copies
+from .step_header import header_of
 from .trainer_parameters import follow_parameters
+from .update_order import one_by_one
 
 _sums_over_devices: weakref.WeakSet = weakref.WeakSet()  # trainers without a store, whose devices are summed over here
 # Parameters that a backward pass has reached, or whose gradients were looked at, in the loop of any trainer.
@@ -63,83 +62,46 @@ class _Loop:
         self.in_step = False  # whether trainer.step runs, which divides by one number for sum and update
         self.refuses = False  # whether a step is under way that refuses parameters without fresh gradients
         self.is_separate: bool | None = None  # whether nobody sums the gradients; None where that is not known yet
-        self.all_known: StepPlan | None = None  # the plan all of whose parameters are known, see `_known`
+        self.all_known: Reducer | None = None  # the reducer all of whose parameters are known, see `_known`
         self.devices: np.ndarray | None = None  # whether each had a gradient in the last sum; None if all had
         self.sums_in_step = False  # whether the step that is under way has summed
         self.has_warned = False
         self._own: list[bool] = []  # in the last sum, whether each parameter was reached
-        self._divisor = 0.0  # 1 / what the last update divided by
+        self._divisor = 0.0  # what the last update divided by
         self._passes = 0  # backward passes before the last sum that had any
         self._has_changed = False  # whether a number in the last sum may be refused, so that it is read at once
-        self._total: Any = None  # the last sum, and its values once they are read
-        self._values: np.ndarray | None = None
-        self._sum: BackgroundSum | None = None
 
     def counts(self, trainer: Any, own: list[bool], updates: bool, num_passes: int = 0) -> Any:
         """How many processes have reached each of the trainer's parameters; waits only where this one has not all.
 
-        The same sum holds what each process divides by, and its learning rate, if it `updates` by these gradients at
-        once, and the number of backward passes, below 0 if it is smaller than before. Those of the sum before, which
-        has arrived, are compared.
+        The same header says what each process divides by, and its learning rate, if it `updates` by these gradients at
+        once, and the number of backward passes. Those of the header before, which has arrived, are compared.
         """
-        store, num = contract(store_of(trainer)), len(own)
-        if self._sum is None:
-            self._sum = BackgroundSum(store_of(trainer), REACHED_PARAMETERS, num + 3 * store.num_workers)
-        if self._total is not None:  # it has arrived, or the next sum would wait for it, too
-            self._compare_numbers(trainer, self._read()[num:])
-        numbers = [0.0] * (3 * store.num_workers)
-        has_fewer = 0 < num_passes < self._passes
-        numbers[2 * store.num_workers + store.rank] = -num_passes if has_fewer else num_passes
-        self._passes, self._has_changed = num_passes or self._passes, has_fewer
+        header, fewer = header_of(trainer), 0 < num_passes < self._passes
+        header.own["reached"] = own
+        header.own["passes"][header.rank] = -num_passes if fewer else num_passes
+        self._own, self._passes, self._has_changed = own, num_passes or self._passes, fewer
         if updates:
-            numbers[store.rank] = optimizer_of(trainer).rescale_grad
-            numbers[store.num_workers + store.rank] = optimizer_of(trainer).learning_rate
-            self._has_changed |= numbers[store.rank] != self._divisor
-            self._divisor = numbers[store.rank]
-        self._own, self._total, self._values = own, self._sum.sum([*own, *numbers]), None
+            before, rescale = self._divisor, optimizer_of(trainer).rescale_grad
+            self._divisor = scale_of(trainer) / rescale if rescale else 0.0
+            header.own["divisors"][header.rank] = self._divisor
+            header.own["rates"][header.rank] = optimizer_of(trainer).learning_rate
+            self._has_changed |= self._divisor != before
+        header.send()
         missing = any(not flag for flag, parameter in zip(own, parameters_of(trainer)) if parameter.grad_req != "null")
-        return self._read()[:num] if missing else own
-
-    def _read(self) -> np.ndarray:
-        """The last sum; waits for it."""
-        if self._values is None:
-            assert self._sum is not None
-            self._values = self._sum.read(self._total, "no word of which parameters their losses reached")
-        return self._values
+        return header.read()["reached"] if missing else own
 
     def before_update(self, trainer: Any) -> None:
         """Refuse an update where another process divides by another number, or this one has missed a backward pass.
 
         It waits only where this process's number has changed; the other processes then notice at their next sum.
         """
-        if self._sum is None:
+        if not self._own:
             return
         if not self.in_step:  # but in trainer.update, which alone knows the number
             self.counts(trainer, self._own, updates=True)
         if self._has_changed:
-            self._compare_numbers(trainer, self._read()[len(self._own) :])
-
-    def _compare_numbers(self, trainer: Any, numbers: np.ndarray) -> None:
-        """Refuse different divisors, or learning rates; 0 stands for a process that is not about to update.
-
-        Also refuse where a process has made fewer backward passes than the others, and than before: it had no samples
-        in the last one, and its gradients are those of an earlier pass.
-        """
-        store = contract(store_of(trainer))
-        divisors, rates, passes = numbers.reshape(3, -1)
-        if (passes < 0).any() and abs(passes[passes < 0]).min() < abs(passes).max():
-            self._total = None
-            said = {rank: f"make {abs(num):.0f} backward passes" for rank, num in zip(store.ranks, passes) if num}
-            raise differ(f"gluon.Trainer, before one step with {store.type!r}", said, FEWER_PASSES)
-        for remedy, values, say in (
-            (ONE_DIVISOR, divisors, lambda value: divided_by(scale_of(trainer) / value)),
-            (ONE_RATE, rates, "train with the learning rate {:.6g}".format),
-        ):
-            known = values[values != 0]
-            if known.size and np.ptp(known) > 1e-6 * abs(known).max():  # MXNet's servers may keep float32
-                self._total, self._divisor = None, 0.0
-                said = {rank: say(value) for rank, value in zip(store.ranks, values) if value}
-                raise differ(f"gluon.Trainer, store {store.type!r}", said, remedy)
+            header_of(trainer).read()
 
 
 def _loop(trainer: Any) -> _Loop:
@@ -176,36 +138,36 @@ def allreduce_grads(allreduce_in_mxnet: Callable[..., None], trainer: Any) -> No
     if _is_simple(trainer):
         allreduce_in_mxnet(trainer)
         return
-    loop, plan = _loop(trainer), plan_of(trainer)
-    own = plan.reached()
-    before, loop.devices = loop.devices, None if own is plan.places else np.any(plan.marks, axis=0)
+    loop, reducer = _loop(trainer), reducer_of(trainer)
+    own = reducer.reached()
+    before, loop.devices = loop.devices, None if own is reducer.places else np.any(reducer.marks, axis=0)
     if before is not None and loop.devices is not None:
         _refuse_sum_per_device(trainer, loop, before)
-    plan.refuse_second_sum(own)
+    reducer.refuse_second_sum(own)
     if fresh.clipped:
-        fresh.refuse_clipped(plan.parameters, _sums_over_processes(trainer))
-    reached = _reached(trainer, loop, plan, own)
-    if not is_distributed(store_of(trainer)) and (len(own) < len(plan.places) or loop.all_known is not plan):
-        _check_left_out(trainer, loop, plan)
+        fresh.refuse_clipped(reducer.parameters, _sums_over_processes(trainer))
+    reached = _reached(trainer, loop, reducer, own)
+    if not is_distributed(store_of(trainer)) and (len(own) < len(reducer.places) or loop.all_known is not reducer):
+        _check_left_out(trainer, loop, reducer)
     if store_of(trainer) is None and trainer not in _sums_over_devices:
         return
-    plan.zero_stale(reached)
+    reducer.zero_stale(reached)
     if _updates_on_store(trainer) and not is_distributed(store_of(trainer)):
         count_once(trainer.optimizer, devices_of(trainer))
-        for part in one_by_one(trainer.optimizer, [plan.numbers[place] for place in reached]):
-            plan.sum(trainer, reached[part])
+        for part in one_by_one(trainer.optimizer, [reducer.numbers[place] for place in reached]):
+            reducer.sum(trainer, reached[part])
     else:
-        plan.sum(trainer, reached)
+        reducer.sum(trainer, reached)
     known = own if own and _sends_zeros(trainer) else reached
-    plan.note_sums(known)
+    reducer.note_sums(known)
     loop.sums_in_step = loop.in_step
     if len(known) < len(reached) and not loop.refuses and not loop.has_warned:
         loop.has_warned = True
-        _warn_of_zeros(trainer, plan.parameters[next(place for place in reached if place not in {*known})])
+        _warn_of_zeros(trainer, reducer.parameters[next(place for place in reached if place not in {*known})])
 
 
 def _sums_over_processes(trainer: Any) -> bool:
-    return is_distributed(store_of(trainer)) and "async" not in store_of(trainer).type
+    return is_distributed(store_of(trainer)) and not contract(store_of(trainer)).is_asynchronous
 
 
 def _refuse_sum_per_device(trainer: Any, loop: _Loop, before: np.ndarray) -> None:
@@ -233,23 +195,23 @@ def _sends_zeros(trainer: Any) -> bool:
     return _updates_on_store(trainer) and _sums_over_processes(trainer)
 
 
-def _reached(trainer: Any, loop: _Loop, plan: StepPlan, own: Sequence[int]) -> Sequence[int]:
+def _reached(trainer: Any, loop: _Loop, reducer: Reducer, own: Sequence[int]) -> Sequence[int]:
     """The places of the parameters to sum: those that the losses of any process have reached, where they can tell."""
     store = store_of(trainer)
     if _sends_zeros(trainer) or (is_distributed(store) and not isinstance(store, (Store, Servers))):
-        return plan.places
+        return reducer.places
     if not is_distributed(store) or _updates_on_store(trainer):
         return own
-    found = {plan.numbers[place] for place in own}
-    reached, num_passes = [number in found for number in range(len(parameters_of(trainer)))], plan.count_passes()
+    found = {reducer.numbers[place] for place in own}
+    reached, num_passes = [number in found for number in range(len(parameters_of(trainer)))], reducer.count_passes()
     counts = loop.counts(trainer, reached, loop.in_step, num_passes if own else 0)
-    return [place for place in plan.places if counts[plan.numbers[place]]]
+    return [place for place in reducer.places if counts[reducer.numbers[place]]]
 
 
-def _check_left_out(trainer: Any, loop: _Loop, plan: StepPlan) -> None:
+def _check_left_out(trainer: Any, loop: _Loop, reducer: Reducer) -> None:
     """Refuse parameters without gradients before anything is changed: those of this step, or that the caller wrote."""
-    for place, parameter in enumerate(plan.parameters):
-        if plan.marks[place].any() or parameter in fresh.summed:
+    for place, parameter in enumerate(reducer.parameters):
+        if reducer.marks[place].any() or parameter in fresh.summed:
             _known.add(parameter)
         elif loop.refuses:
             raise _stale(parameter, "nothing has been updated")
@@ -260,7 +222,7 @@ def _check_left_out(trainer: Any, loop: _Loop, plan: StepPlan) -> None:
                     f"the gradients of {parameter.name} were written by no backward pass, so ignore_stale_grad=True "
                     "leaves it out. Mark them before: for array in parameter.list_data(): array._fresh_grad = True"
                 )
-    loop.all_known = plan if all(parameter in _known for parameter in plan.parameters) else None
+    loop.all_known = reducer if all(parameter in _known for parameter in reducer.parameters) else None
 
 
 def _stale(parameter: Any, what_happened: str) -> UserWarning:
@@ -292,32 +254,32 @@ def update(update_in_mxnet: Callable[..., None], trainer: Any, ignore_stale_grad
             count_once(trainer.optimizer, parameters_of(trainer)[0].list_ctx())
         update_in_mxnet(trainer, ignore_stale_grad)
         return
-    loop, plan = _loop(trainer), plan_of(trainer)
+    loop, reducer = _loop(trainer), reducer_of(trainer)
     updates_here = not _updates_on_store(trainer)  # otherwise the store has updated
     if updates_here:
-        _check_sums(trainer, loop, plan)
+        _check_sums(trainer, loop, reducer)
         if loop.is_separate:
             update_in_mxnet(trainer, ignore_stale_grad)
             return
         scaler = loss_scaler_of(trainer)
         if scaler is not None and scaler.has_overflow(parameters_of(trainer)):
-            fresh.summed.difference_update(plan.parameters)
-            plan.mark(False)
+            fresh.summed.difference_update(reducer.parameters)
+            reducer.mark(False)
             return
-    chosen = plan.summed(with_reached=updates_here)
+    chosen = reducer.summed(with_reached=updates_here)
     if not updates_here:
-        fresh.summed.difference_update(plan.parameters[place] for place in chosen)
-    if len(chosen) < len(plan.places) and not ignore_stale_grad:
-        missed = next(plan.parameters[place] for place in plan.places if place not in {*chosen})
+        fresh.summed.difference_update(reducer.parameters[place] for place in chosen)
+    if len(chosen) < len(reducer.places) and not ignore_stale_grad:
+        missed = next(reducer.parameters[place] for place in reducer.places if place not in {*chosen})
         raise _stale(missed, "nothing has been updated" if updates_here else "the other parameters have been updated")
     if updates_here:
-        update_copies(trainer, plan, chosen)
+        update_copies(trainer, reducer, chosen)
 
 
-def _check_sums(trainer: Any, loop: _Loop, plan: StepPlan) -> None:
+def _check_sums(trainer: Any, loop: _Loop, reducer: Reducer) -> None:
     """Warn, once, of gradients that nobody sums; refuse a parameter of which some copies have no gradient."""
     if store_of(trainer) is None and trainer not in _sums_over_devices and loop.is_separate is None:
-        loop.is_separate = _is_separate(plan.parameters)
+        loop.is_separate = _is_separate(reducer.parameters)
         if loop.is_separate:
             warn(
                 f"gluon.Trainer(..., kvstore=None) sums no gradients: each of {devices_of(trainer)} updates its own "
@@ -330,9 +292,9 @@ def _check_sums(trainer: Any, loop: _Loop, plan: StepPlan) -> None:
     if loop.in_step and loop.sums_in_step:  # nothing can have come between sum and update
         loop.sums_in_step = False
         return
-    plan.all_fresh()
-    for place, parameter in enumerate(plan.parameters):
-        marks = plan.marks[place]
+    reducer.all_fresh()
+    for place, parameter in enumerate(reducer.parameters):
+        marks = reducer.marks[place]
         if parameter in fresh.summed:
             if marks.any() and (is_distributed(store_of(trainer)) or _differ(gradients_of(parameter))):
                 raise GradientUnavailable(

@@ -13,8 +13,9 @@ from .. import bounds
 from ..devices import read as read_devices
 from ..errors import LaunchError
 from ..forks import signals_handled
-from ..launch_engines import ENGINES, Engine, forwarded, python_path
+from ..launch_engines import Engine, forwarded, python_path
 from ..launch_engines import hosts as _hosts
+from ..store_table import engines
 from ..training.stopping import SIGNALS
 from .group import Group
 from .logs import Logs, make_folder
@@ -83,11 +84,12 @@ def launch(
         DeviceUnavailable: `devices` cannot be read.
         OutputUnavailable: the logs cannot be written.
     """
-    kind = ENGINES.get(engine, Engine)
+    known = engines()
+    kind = known.get(engine, Engine)
     for is_wrong, complaint in (
         (sync_batch_norm not in SYNC_BATCH_NORMS,
          f"--sync-batch-norm is {sync_batch_norm!r}, wanted one of {', '.join(SYNC_BATCH_NORMS)}"),
-        (engine not in ENGINES, f"--engine is {engine!r}, wanted one of {', '.join(ENGINES)}"),
+        (engine not in known, f"--engine is {engine!r}, wanted one of {', '.join(known)}"),
         (not 0 < timeout <= 1e9, f"--timeout is {timeout}, wanted a number of seconds above 0 and up to 1e9"),
         (min_processes is not None and not kind.goes_on,
          f"--min-processes {min_processes}: with the engine {engine!r} no process goes on alone"),
@@ -230,7 +232,7 @@ def configure(parser: Any) -> None:
     """Add the command's arguments to its parser."""
     parser.add_argument("-n", type=bounds.flag, dest="num_workers", metavar="N", help="how many processes")
     parser.add_argument("--devices", help="of each process: what devices 'auto' means in it, such as cpu:2 or gpu:1")
-    parser.add_argument("--engine", default="mpi", choices=list(ENGINES), help="how they find each other (mpi)")
+    parser.add_argument("--engine", default="mpi", choices=list(engines()), help="how they find each other (mpi)")
     parser.add_argument("--hosts", metavar="h1:2,h2:2", help="where they run; this machine if left out")
     parser.add_argument("--hostfile", metavar="FILE", help="the same as lines of a file: h1 slots=2")
     parser.add_argument("--rsh", default="ssh", help="the command that runs another one on a host (ssh)")

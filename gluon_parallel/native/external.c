@@ -29,7 +29,7 @@ EXPORT void gp_unlock(pthread_mutex_t *mutex)
 }
 
 /* Note that the array is ready, or has failed. Called by the engine. */
-EXPORT void gp_arrive(void *run_context, const OnComplete *on_complete, Arrival *arrival)
+static void note_arrival(void *run_context, const OnComplete *on_complete, Arrival *arrival)
 {
     (void)run_context;
     if (arrival->value && *arrival->value > 0)
@@ -37,6 +37,18 @@ EXPORT void gp_arrive(void *run_context, const OnComplete *on_complete, Arrival 
     arrival->arrived = 1;
     syscall(SYS_futex, &arrival->arrived, FUTEX_WAKE, INT32_MAX, 0, 0, 0);
     complete(on_complete, 0);
+}
+
+/* Have the engine note when what is queued for the array by now has written it. Called by Python; returns as MXNet does. */
+EXPORT int gp_expect(Arrival *arrival)
+{
+    static const int on_cpu[2] = {1, 0}, although_failed = 7; /* a `mxnet::Context`, and an FnProperty */
+    arrival->arrived = 0;
+    int status = gp_external.MXEnginePushAsyncND((void *)note_arrival, arrival, 0, on_cpu, &arrival->array, 1, 0, 0,
+                                                 &although_failed, 1 << 20, "arrives", 0);
+    if (status)
+        arrival->arrived = 1;
+    return status;
 }
 
 /* Wait for that, at most so many nanoseconds; returns whether it has been noted. Called by Python, in any thread. */

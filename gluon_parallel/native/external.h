@@ -73,6 +73,7 @@ typedef struct Interpreter {
 typedef struct Arrival {
     _Atomic int32_t arrived; /* whether the array is ready, or has failed */
     const double *value;     /* NULL, or one of the array's: Python is told first where it is above 0 */
+    void *array;             /* MXNet's handle */
 } Arrival;
 
 /* Make a recursive mutex in this memory. */

@@ -8,8 +8,9 @@ from typing import Any, Callable, Optional
 
 from ..forks import signals_handled
 from ..kvstore import heartbeat
-from ..kvstore.background_sum import BackgroundSum
 from ..kvstore.reserved_keys import STOP
+from ..kvstore.step_header import StepHeader, header_of
+from ..mxnet.trainers import has_made_store
 from .worker_pools import SIGNALS, left_to_this_process
 
 _signal: Optional[int] = None
@@ -27,20 +28,36 @@ def requested() -> Optional[int]:
 
 
 class AgreedStop:
-    """All processes of a store hear, one step later, which signal has asked one of them to stop; nobody waits."""
+    """All processes of a store hear, one step later, which signal has asked one of them to stop.
 
-    def __init__(self, store: Any) -> None:
-        self._sum = BackgroundSum(store, STOP, len(SIGNALS))
-        self._pending: Any = None  # an array that becomes how many had each signal at the last call
+    The header of the step tells it; without a trainer, or between two calls without a step, one that says nothing else.
+    """
+
+    def __init__(self, store: Any, trainer: Any) -> None:
+        self._store, self._trainer = store, trainer
+        self._own = StepHeader(store, key=STOP) if trainer is None else None
+        self._num_seen = 0  # headers that were sent before the last call
 
     def asked(self, here: Optional[int]) -> Optional[int]:
         """The signal that a process had at the last call; `here`: the one that this process has by now."""
-        if self._pending is not None:
-            for number, count in zip(SIGNALS, self._sum.read(self._pending)):
+        header = self._header()
+        if header is None:
+            return None
+        if header.num_sent:
+            for number, count in zip(SIGNALS, header.read()["stop"]):
                 if count:
                     return number
-        self._pending = self._sum.sum([number == here for number in SIGNALS])
+        header.own["stop"] = [number == here for number in SIGNALS]
+        if header.num_sent == self._num_seen and (header.num_sent or self._own is not None):
+            header.send()
+        self._num_seen = header.num_sent
         return None
+
+    def _header(self) -> Optional[StepHeader]:
+        """That of the trainer, if it has made its first step."""
+        if self._own is not None or not has_made_store(self._trainer):
+            return self._own
+        return header_of(self._trainer)
 
 
 @contextlib.contextmanager

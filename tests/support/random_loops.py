@@ -100,8 +100,12 @@ def train(loop, seed, devices, store="device", update_on_kvstore=None, rank=0, n
     trainer = loop.trainer(net, store, update_on_kvstore)
     for number, (size, used, updates, unused) in enumerate(loop.batches):
         if unused:
-            before = [nd.array(rng.normal(size=(unused, width)), dtype="float64") for width in (3, 2)]
-            backward(loop, net, before, devices, range(BRANCHES), unused)
+            before = [rng.normal(size=(unused, width)) for width in (3, 2)]
+            if loop.accumulate > 1:  # these gradients stay in the sum, so each process has a part of them
+                before = [part[rank::num_workers] for part in before]
+            if len(before[0]):
+                before = [nd.array(part, dtype="float64") for part in before]
+                backward(loop, net, before, devices, range(BRANCHES), unused)
         x, y = (rng.normal(size=(size, width))[rank::num_workers] for width in (3, 2))
         if len(x) and used:
             backward(loop, net, [nd.array(part, dtype="float64") for part in (x, y)], devices, used, size)

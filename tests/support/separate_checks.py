@@ -41,8 +41,8 @@ def warned(function):
     """What `function` warns of, on process 0; the program begins anew before it."""
     separate_training._uses.__init__()
     for owner, name, ours in patches.WRAPPERS_IN_GROUPS:  # which remove themselves
-        original = inspect.unwrap(getattr(owner, name))
-        setattr(owner, name, patches._wrapped(original, ours))
+        setattr(owner, name, inspect.unwrap(getattr(owner, name)))
+        setattr(owner, name, patches._wrapped(owner, name, ours))
     separate_training._uses.opened = True  # main() has made the store
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

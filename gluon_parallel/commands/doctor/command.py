@@ -12,7 +12,7 @@ from typing import Any, Callable, Optional
 
 from ... import __version__
 from ...errors import ConfigError
-from ...launch_engines import ENGINES
+from ...store_table import engines
 from . import machine, report, trials
 from .probes import Probes
 from .report import FAILED, INCONCLUSIVE, MORE_TIME, TIMEOUT, WARNING, Finding, Section
@@ -100,7 +100,7 @@ def examine(sections: list[Section], probes: Probes, hosts: Optional[str], rsh: 
     if obstacle is not None and obstacle.verdict == FAILED:
         obstacle = obstacle._replace(verdict=WARNING)
     between = []
-    for engine, launcher in ENGINES.items():
+    for engine, launcher in engines().items():
         add(launcher.library, trials.check_engine, engine, ["-n", "2"], obstacle)
         if hosts and obstacle is None:
             options = ["--hosts", hosts, "--rsh", rsh]

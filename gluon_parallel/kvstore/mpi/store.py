@@ -85,6 +85,12 @@ class MPI(Store):
             self._ending.atexit = False
         self.sums_together = shared is not None and shared.num_hosts > 1  # over one host it would only add copies
 
+    @property
+    def library(self) -> str:
+        shared, said = self._progress.shared, self._progress.mpi.Get_library_version().partition(",")[0].strip()
+        one_host = shared is not None and shared.num_hosts == 1
+        return f"{said}, {'sums in shared memory' if one_host else 'sums between hosts'}"
+
     def plan(self, *arguments: Any, **options: Any) -> SumPlan:
         return SumPlan(self, *arguments, **options)
 
@@ -228,7 +234,8 @@ class MPI(Store):
         name, signature = self._names("g", key, vector)
         return self._progress.gather(name, signature, vector)
 
-    _gathered: Any = gather
+    def _gathered(self, key: Hashable, vector: np.ndarray, *_: Any, **__: Any) -> np.ndarray:
+        return self.gather(key, vector)
 
     def allgather(self, key: Hashable, value: Any, out: Any, priority: int = 0) -> None:
         """Row r of `out` becomes the `value` of process r, when those are ready; returns at once.
@@ -333,12 +340,10 @@ class MPI(Store):
             self.settings = before
 
     def residuals(self, trainer: Any) -> dict[Hashable, np.ndarray]:
-        """{key: (n,) array}: what 2 bits have left out of a trainer's sums in this process, with nothing under way."""
         compression = self._compression_of(trainer)
         return dict(compression.residuals) if isinstance(compression.compressor, TwoBits) else {}
 
     def set_residuals(self, residuals: dict[Hashable, np.ndarray], trainer: Any) -> None:
-        """Go on from what :meth:`residuals` returned, here or in another process; keys without one begin anew."""
         self._compression_of(trainer).restore(residuals)
 
     def _compression_of(self, trainer: Any) -> Compression:

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...errors import WorkerLost
-from .. import flight_recorder
 from ..environment import MIN_PROCESSES
 from ..handshake import leave_without_waiting
+from ..work import gave_up
 
 FAILED, LEFT, ASKED, ANSWERED = range(1, 5)  # what a message says; an agreement on keys has two kinds of its own
 PACKET = 71  # MPI's tag
@@ -124,9 +124,8 @@ def made_within_limit(progress: Any, make: Callable[[], Any]) -> Any:
             leave_without_waiting()
         raise WorkerLost(f"store 'mpi', {progress.name}: MPI made no new group: {failures[0]}") from failures[0]
     leave_without_waiting()
-    problem = f"store 'mpi', {progress.name}: not all processes came to a new group within {progress.timeout:g} s"
-    advice = flight_recorder.advice("Every process must make the same groups in the same order; look at their output")
-    error = WorkerLost(f"{problem}. {advice}. A longer limit: GLUON_PARALLEL_TIMEOUT=seconds")
+    advice = "Every process must make the same groups in the same order; look at their output"
+    error = gave_up("store 'mpi', a new group", progress.name, progress.timeout, advice)
     progress.fail(error, tell=False)  # the thread that waits in MPI keeps the lock: nothing can be sent any more
     raise error
 

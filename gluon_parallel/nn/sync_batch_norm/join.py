@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from ...errors import BarrierBroken, BarrierTimeout, ExchangeError
-from ...kvstore.background_sum import PATIENCE
 from ...kvstore.collective import gather
 from ...kvstore.contract import contract, is_distributed
 from ...kvstore.environment import default_timeout
+from ...kvstore.work import PATIENCE
 from ...mxnet.blocks import options_of
 from ...mxnet.compat import mx
 from ...mxnet.device_threads.thread import thread_of

@@ -8,7 +8,7 @@ from ...archive import Archive, described
 from ...communication_hooks import StatefulHook
 from ...communication_hooks.hook import HOOKS, RESTORED
 from ...errors import CheckpointError
-from ...kvstore.mpi.store import MPI
+from ...kvstore.contract import contract
 from ...mxnet.compat import mx
 from ...mxnet.compat.array_types import BFLOAT16
 from ...mxnet.trainers import compression_of, parameters_of, store_of
@@ -33,7 +33,7 @@ def state_of_hook(trainer: mx.gluon.Trainer, names: list[str]) -> dict[str, np.n
         own = {_ERRORS + names[number]: error for number, error in sorted(hook.errors.items())}
         found = {_SHARED + names[number]: array.asnumpy() for number, array in hook.shared.items()}
     else:
-        residuals = store.residuals(trainer) if isinstance(store, MPI) else {}
+        residuals = contract(store).residuals(trainer)
         own = {_RESIDUALS + names[key]: _copy(residuals[key]) for key in range(len(names)) if key in residuals}
         found = {}
     for key, array in own.items():
@@ -80,8 +80,7 @@ def restore_hook(archive: Archive, trainer: mx.gluon.Trainer, names: list[str]) 
         RESTORED.set(trainer, restored)
     else:
         hook.errors, hook.shared = restored
-    if isinstance(store, MPI):
-        store.set_residuals({number: part(rows).copy() for number, rows in residuals.items()}, trainer)
+    contract(store).set_residuals({number: part(rows).copy() for number, rows in residuals.items()}, trainer)
 
 
 def _hook_of(trainer: mx.gluon.Trainer) -> StatefulHook | None:

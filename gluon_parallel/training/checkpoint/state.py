@@ -17,8 +17,9 @@ from ...data_parallel.precision import LossScaling
 from ...data_parallel.shards import Shards, part_of, shards_of
 from ...errors import CheckpointError
 from ...kvstore.clients import open_named
-from ...kvstore.step_plan import counts_of
+from ...kvstore.factory import meets_others
 from ...kvstore.trainer_parameters import follow_parameters
+from ...kvstore.update_order import counts_of
 from ...mxnet.compat import mx
 from ...mxnet.compat.array_types import as_current, as_legacy, leaves
 from ...mxnet.optimizers import set_counts, updater_in
@@ -132,7 +133,7 @@ def opened_store(trainer: Optional[mx.gluon.Trainer]) -> Any:
         return store_of(trainer)
     store = want_store(trainer, open_named(wanted_store(trainer)))
     if isinstance(store, str):
-        return mx.kv.create(store) if store.lower().startswith("dist") else None
+        return mx.kv.create(store) if meets_others(store) else None
     return store
 
 

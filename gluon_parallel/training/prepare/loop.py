@@ -17,6 +17,7 @@ from ...data_parallel.first_step import broadcast_others
 from ...errors import LOG, BatchMismatch, NotFinite
 from ...kvstore import collective
 from ...kvstore.collective import gather, gather_objects
+from ...kvstore.contract import contract
 from ...mxnet.compat import mx
 from ...mxnet.parameters import waits_for_shape
 from ...mxnet.trainers import has_made_store
@@ -69,7 +70,7 @@ class Loop:
                  accumulate: int = 1, batch_axis: int = 0) -> None:  # fmt: skip
         self.store = kvstore.create("local") if store is None else store
         # Processes over dist_async do not wait for each other, for a mean neither.
-        self._meeting = kvstore.create("local") if "async" in self.store.type else self.store
+        self._meeting = kvstore.create("local") if contract(self.store).is_asynchronous else self.store
         self.net, self.trainer, self.run = net, trainer, run if isinstance(run, Run) else Run(run)
         place = self.rank, self.store.num_workers
         self.loaders = [shard_loader(loader, *place, seed, batch_axis) for loader in loaders]
@@ -89,7 +90,7 @@ class Loop:
         # Those that go on without lost processes stop together only where each has a part of what is saved.
         self._only_main_stops = kvstore.survives(self.store) and (trainer is None or not is_divided(trainer))
         meets = self._meeting.num_workers > 1 and not self._only_main_stops
-        self._agreed_stop = stopping.AgreedStop(self._meeting) if self.run and meets else None
+        self._agreed_stop = stopping.AgreedStop(self._meeting, trainer) if self.run and meets else None
         self._share_net()
         self._make_survival()
         self._lock = threading.RLock()  # devices that do not wait for each other count from threads of their own

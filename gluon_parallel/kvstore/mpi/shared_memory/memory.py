@@ -227,9 +227,9 @@ def _is_of(name: bytes, number: int | str, key: Any) -> bool:
 
 
 class _Release:
-    """Agreement that no process uses certain rows any more; then, once each has cleared its lines, that they are free.
+    """Agreement that no process uses certain rows any more; then, that they are free, all zero as new memory is.
 
-    A process may wait for a line of one that has gone on, so each clears its own only when all have announced.
+    The first process of each host clears them when all have announced that nothing is under way there.
     """
 
     takes_any_time = True  # a process may hold its store for longer
@@ -243,8 +243,8 @@ class _Release:
         shared = self._shared
         if self._rows is None:
             self._rows = shared.take_rows(self._number, self._key)
-            for rows in self._rows:
-                ctypes.memset(rows.record.lines + shared.host.rank * LINE, 0, LINE)
+            for rows in self._rows if shared.host.rank == 0 else ():
+                ctypes.memset(rows.record.lines, 0, rows.num_bytes)
             self.signature = b"is cleared"
             shared.progress.everyone.announce(self)
         else:

@@ -17,7 +17,7 @@ from ....errors import ExchangeError
 from ....mxnet.arrays import addresses_of
 from ....mxnet.engine import fail, make_room, without_repetition
 from ....mxnet.engine.failures import remember
-from ....mxnet.library import check
+from ....mxnet.library import check_call
 from ....native import function, provide
 from ....native.records import C, address_of
 from ..agreement import key_of
@@ -238,7 +238,7 @@ class Pushes:
         pushed, num = 0, len(self._exchanges)
         while pushed < num:
             pushed = _push(*self._arguments, pushed, num)
-            check(-1 if pushed < 0 else 0)
+            check_call(-1 if pushed < 0 else 0)
             if pushed < num:
                 self._exchanges[pushed].add_twin()
         progress = self._shared.progress

@@ -1,4 +1,4 @@
-"""Plan of a trainer's steps: its arrays, the marks of its gradients, and what sums them, computed once.
+"""Reducer of a trainer's gradients: its arrays, their marks, and what sums them, decided once.
 
 All that makes steps uses it: ``DataParallel``, pipelines, and loops that are written with ``gluon.Trainer``.
 """
@@ -17,8 +17,8 @@ from ..allreduce.marks import Marks, get_marks, set_marks, watch
 from ..mxnet.attached import Attached
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import set_zero
-from ..mxnet.library import check
-from ..mxnet.optimizers import count_for, count_updates, counts_by_device
+from ..mxnet.library import check_call
+from ..mxnet.optimizers import count_for, counts_by_device
 from ..mxnet.parameters import checked_values, gradients_of, has_values, trainer_of, values_of, weight_storage
 from ..mxnet.trainers import (
     compression_of,
@@ -35,13 +35,14 @@ from .base import Store
 from .contract import Plan, contract, is_distributed
 from .environment import launched_group
 from .trainer_parameters import follow_parameters
+from .update_order import among_others, counts_of, one_by_one
 
 T = TypeVar("T")
-_plans: Attached[StepPlan] = Attached("plan")  # of trainers
+_reducers: Attached[Reducer] = Attached("reducer")  # of trainers
 
 
-class StepPlan:
-    """What the steps of a trainer need, as long as its parameters have these arrays.
+class Reducer:
+    """Sums the gradients of one trainer over devices and processes, as long as its parameters have these arrays.
 
     Attributes:
         parameters: those that have a gradient; below, a place is a number in this list.
@@ -66,8 +67,8 @@ class StepPlan:
         self._marks = Marks(self.parameters, is_one_of_several=launched_group() is not None)
         self.marks = self._marks.fresh
         self._record, self._fresh = self._marks.record, address_of(self.marks)
-        self._sums = CopySums(self.gradients, are_plain=True)
-        self._store_plan: Plan | None = None
+        self._sums: Plan | CopySums | None = None  # what sums all gradients together, over this store
+        self._store: Any = None
         self.of_devices = [*zip(map(list, zip(*self.gradients)), map(list, zip(*self.weights)))]
         self.devices = list({array.ctx: None for arrays in self.weights for array in arrays})
 
@@ -145,36 +146,35 @@ class StepPlan:
 
     def sum(self, trainer: mx.gluon.Trainer, places: Sequence[int]) -> None:
         """Sum the gradients at these places over devices and processes; where the trainer's store updates, update."""
-        store, is_whole = store_of(trainer), len(places) == len(self.places)
-        if self._sums_here(trainer) and is_whole and self._sums.is_all_in_c:
-            for record in self._sums.records:
-                check(push_sums(record, 0))
-        elif self._sums_here(trainer):
-            (self._sums if is_whole else CopySums([self.gradients[place] for place in places])).push()
-        elif isinstance(store, Store) and compression_of(trainer):
-            with store.summing_for(trainer):
-                self._sum_over(store, places, is_whole)
-        elif isinstance(store, Store):
-            self._sum_over(store, places, is_whole)
-        else:
+        store, sums = store_of(trainer), self._sums
+        if len(places) < len(self.places):
+            sums = self._chosen(trainer, places)
+        elif sums is None or self._store is not store:
+            sums, self._store = self._chosen(trainer, places), store
+            self._sums = sums
+        if sums is None:
             for place in places:
                 self._exchange(trainer, place)
+        elif isinstance(sums, CopySums) and sums.is_all_in_c:
+            for record in sums.records:
+                check_call(push_sums(record, 0))
+        elif compression_of(trainer) and store is not None:
+            with store.summing_for(trainer):
+                sums.push()
+        else:
+            sums.push()
 
-    def _sum_over(self, store: Store, places: Sequence[int], is_whole: bool) -> None:
-        if not is_whole:
-            self._plan_for(store, places).push()
-            return
-        if self._store_plan is None or self._store_plan.store is not store:
-            self._store_plan = self._plan_for(store, places)
-        self._store_plan.push()
-
-    def _sums_here(self, trainer: mx.gluon.Trainer) -> bool:
-        """Whether :class:`.CopySums` does the work of the trainer's store: there is none, or it is MXNet's for CPUs."""
+    def _chosen(self, trainer: mx.gluon.Trainer, places: Sequence[int]) -> Plan | CopySums | None:
+        """What sums the gradients at these places together, by the trainer's present store; None: that takes each."""
         store = store_of(trainer)
-        if store is None or updates_on_store(trainer):
-            return store is None
+        if isinstance(store, Store):
+            return self._plan_for(store, places)
         is_mxnets = type(store) is mx.kv.KVStore and store.type in ("local", "device") and not is_distributed(store)
-        return is_mxnets and self._sums.is_all_in_c and not compression_of(trainer)
+        if store is None or (is_mxnets and not updates_on_store(trainer) and not compression_of(trainer)):
+            sums = CopySums([self.gradients[place] for place in places], are_plain=len(places) == len(self.places))
+            if store is None or sums.is_all_in_c:
+                return sums
+        return None
 
     def _plan_for(self, store: Store, places: Sequence[int]) -> Plan:
         """Dense gradients first, for row_sparse ones are waited for."""
@@ -196,16 +196,16 @@ class StepPlan:
             store.pull(number, outs, priority=-number, ignore_sparse=is_distributed_in_mxnet(trainer))
 
 
-def plan_of(trainer: mx.gluon.Trainer) -> StepPlan:
-    """The plan of this trainer's steps, made anew where its parameters have other arrays."""
+def reducer_of(trainer: mx.gluon.Trainer) -> Reducer:
+    """The reducer of this trainer's gradients, made anew where its parameters have other arrays."""
     try:
-        plan: StepPlan | None = _plans.read(trainer)
+        reducer: Reducer | None = _reducers.read(trainer)
     except AttributeError:
-        plan = None
-    if plan is None or not plan.is_current(trainer):
+        reducer = None
+    if reducer is None or not reducer.is_current(trainer):
         follow_parameters(trainer)
-        plan = _plans.set(trainer, StepPlan(trainer))
-    return plan
+        reducer = _reducers.set(trainer, Reducer(trainer))
+    return reducer
 
 
 def _plan_steps() -> int:
@@ -217,8 +217,8 @@ def _plan_steps() -> int:
         for trainer in {id(trainer_of(parameter)): trainer_of(parameter) for parameter in made}.values():
             is_simple = trainer is None or (len(devices_of(trainer) or ()) < 2 and launched_group() is None)
             if not is_simple and all(one.grad_req == "null" or has_values(one) for one in parameters_of(trainer)):
-                plan_of(trainer)
-    except Exception:  # the step makes the plan, too, and says it
+                reducer_of(trainer)
+    except Exception:  # the step makes the reducer, too, and says it
         gradients.made.clear()
     return 0
 
@@ -231,14 +231,6 @@ provide("plan_steps", _plan_steps)
 # device starts with what was there before the update of the first one.
 
 
-def counts_of(optimizer: mx.optimizer.Optimizer) -> dict[int, int]:
-    """Number of a parameter -> how often it was updated; the largest of all devices' counts."""
-    merged: dict[int, int] = {}
-    for table in counts_by_device(optimizer).values():
-        merged.update((number, max(count, merged.get(number, 0))) for number, count in table.items())
-    return merged
-
-
 def count_once(optimizer: mx.optimizer.Optimizer, devices: Sequence[mx.Context]) -> None:
     """Give all devices one table of counts, which a file of states may have for other devices alone."""
     tables = counts_by_device(optimizer)
@@ -247,66 +239,6 @@ def count_once(optimizer: mx.optimizer.Optimizer, devices: Sequence[mx.Context])
     numbers = {*tables, *(device.device_id for device in devices)}
     if len({id(tables.get(number)) for number in numbers}) > 1:
         tables.update(dict.fromkeys(numbers, counts_of(optimizer)))
-
-
-def one_by_one(optimizer: mx.optimizer.Optimizer, numbers: Sequence[int]) -> Iterator[slice]:
-    """Parts of the parameters of these numbers, for what updates one parameter after the other: a store, a pipeline.
-
-    On one device SGD and LARS update several parameters at once: they count all of these before they ask for the
-    learning rate, and LARS takes the rate of the update before for all of them. Here this is done for each part.
-    """
-    is_lars, after = isinstance(optimizer, mx.optimizer.LARS), []
-    if is_lars or (isinstance(optimizer, mx.optimizer.SGD) and optimizer.lr_scheduler is not None):
-        counts = counts_of(optimizer)
-        after = [counts.get(number, optimizer.begin_num_update) + 1 for number in numbers]
-    if not is_lars and len(set(after)) < 2:
-        yield slice(None)
-        return
-    size = max(optimizer.aggregate_num, 1)
-    for begin in range(0, len(numbers), size):
-        optimizer.num_update = max([optimizer.num_update, *after[begin : begin + size]])
-        if not is_lars:
-            yield slice(begin, begin + size)
-            continue
-        before = optimizer.last_lr, optimizer.cur_lr
-        for place in range(begin, min(begin + size, len(numbers))):
-            optimizer.last_lr, optimizer.cur_lr = before
-            yield slice(place, place + 1)
-
-
-def _among_others(
-    updater: mx.optimizer.Updater, numbers: Sequence[int], own: Sequence[int], dtypes: Sequence[Any]
-) -> Iterator[slice]:
-    """Parts of an owner's parameters; before and after each, the parameters of others are counted as updated.
-
-    Schedules and Adam's corrections go by the counts. Where counts differ, since a parameter was frozen for some steps,
-    a schedule's rate depends on the order: each part counts as it would beside all parameters, and what came before it.
-
-    Args:
-        updater: the owner's device's.
-        numbers: of all parameters, in the order of their updates; `own`: those of which the owner has values.
-        dtypes: of all, for an optimizer that updates several at once has those of one dtype together.
-    """
-    optimizer, mine = updater.optimizer, {*own}
-    counts = next(iter(counts_by_device(optimizer).values()))
-    are_equal = len({counts.get(number, optimizer.begin_num_update) for number in numbers}) < 2
-    if optimizer.lr_scheduler is None or are_equal:
-        count_updates(optimizer, [number for number in numbers if number not in mine])
-        yield from [slice(None)] if updater.aggregate_updates else one_by_one(optimizer, own)
-        return
-    together: dict[Any, list[int]] = {}
-    for number, dtype in zip(numbers, dtypes):
-        together.setdefault(dtype if updater.aggregate_updates else None, []).append(number)
-    # SGD counts all that it updates at once before it asks for a rate, others one after the other.
-    size = max(optimizer.aggregate_num, 1) if isinstance(optimizer, mx.optimizer.SGD) else 1
-    place = {number: place for place, number in enumerate(own)}
-    for group in together.values():
-        for begin in range(0, len(group), size):
-            turn = group[begin : begin + size]
-            after = [counts.get(number, optimizer.begin_num_update) + 1 for number in turn]
-            optimizer.num_update = max(optimizer.num_update, *after)
-            count_updates(optimizer, [number for number in turn if number not in mine])
-            yield from (slice(place[number], place[number] + 1) for number in turn if number in mine)
 
 
 def from_one_state(optimizer: mx.optimizer.Optimizer, items: Iterable[T]) -> Iterator[T]:
@@ -342,7 +274,7 @@ def _repeats(optimizer: mx.optimizer.Optimizer) -> bool:
     return is_known and not isinstance(optimizer, (mx.optimizer.SGLD, mx.optimizer.LBSGD))
 
 
-def update_copies(trainer: mx.gluon.Trainer, plan: StepPlan, places: Sequence[int], shards: Any = None) -> None:
+def update_copies(trainer: mx.gluon.Trainer, reducer: Reducer, places: Sequence[int], shards: Any = None) -> None:
     """Update all copies of the parameters at these places, whose gradients are summed; these count as used then.
 
     Each device updates what it owns, and gets the rest from its owners: with `shards`, of a sharded state, parts of the
@@ -350,14 +282,15 @@ def update_copies(trainer: mx.gluon.Trainer, plan: StepPlan, places: Sequence[in
     """
     if not places:
         return
-    optimizer, numbers = trainer.optimizer, [plan.numbers[place] for place in places]
-    count_once(optimizer, plan.devices)
+    optimizer, is_whole = trainer.optimizer, len(places) == len(reducer.places)
+    numbers = reducer.numbers if is_whole else [reducer.numbers[place] for place in places]
+    count_once(optimizer, reducer.devices)
     if shards is not None:
-        owned = shards.of_devices(plan, places)
-    elif len(places) == len(plan.places):
-        owned = [(numbers, grads, weights) for grads, weights in plan.of_devices]
+        owned = shards.of_devices(reducer, places)
+    elif is_whole:
+        owned = [(numbers, grads, weights) for grads, weights in reducer.of_devices]
     else:
-        owned = [(numbers, [g[at] for at in places], [w[at] for at in places]) for g, w in plan.of_devices]
+        owned = [(numbers, [g[at] for at in places], [w[at] for at in places]) for g, w in reducer.of_devices]
     has_updated_all = shards is not None or _repeats(optimizer)
     devices = zip(updaters_of(trainer), devices_of(trainer), owned if has_updated_all else owned[:1])
     try:
@@ -366,7 +299,7 @@ def update_copies(trainer: mx.gluon.Trainer, plan: StepPlan, places: Sequence[in
                 turns = [slice(None)] if updater.aggregate_updates else one_by_one(optimizer, own)
             else:
                 count_for(optimizer, device.device_id)
-                turns = _among_others(updater, numbers, own, [plan.weights[place][0].dtype for place in places])
+                turns = among_others(updater, numbers, own, [reducer.weights[place][0].dtype for place in places])
             for part in turns:
                 if own[part]:
                     updater(own[part], grads[part], weights[part])
@@ -375,9 +308,9 @@ def update_copies(trainer: mx.gluon.Trainer, plan: StepPlan, places: Sequence[in
         raise
     finally:
         for place in () if has_updated_all else places:
-            broadcast(plan.weights[place])
+            broadcast(reducer.weights[place])
     if shards is not None:
-        shards.share(plan, places)
-    plan.mark(False, places)
+        shards.share(reducer, places)
+    reducer.mark(False, places)
     if gradients.summed:
-        gradients.use_sums([plan.parameters[place] for place in places], contract(store_of(trainer)).rank == 0)
+        gradients.use_sums([reducer.parameters[place] for place in places], contract(store_of(trainer)).rank == 0)
