@@ -46,14 +46,14 @@ def state_of_hook(trainer: mx.gluon.Trainer, names: list[str]) -> dict[str, np.n
 def check_hook(archive: Archive, trainer: mx.gluon.Trainer, names: list[str], source: str) -> None:
     """CheckpointError: what :func:`restore_hook` puts back does not fit the trainer's parameters."""
     for name, parameter in zip(names, parameters_of(trainer)):
-        shape = tuple(parameter.shape)
-        for key, row in ((_ERRORS + name, shape), (_RESIDUALS + name, (int(np.prod(shape)),)), (_SHARED + name, None)):
+        size = int(np.prod(parameter.shape))  # a hook may keep what is left of a gradient in another shape
+        for key, row in ((_ERRORS + name, size), (_RESIDUALS + name, size), (_SHARED + name, None)):
             array = archive.arrays.get(key)
             if array is None:
                 continue
-            has_rows = row is None or (array.shape[:1] > (0,) and array.shape[1:] == row)
+            has_rows = row is None or (array.shape[:1] > (0,) and array[0].size == row)
             if not has_rows or (array.dtype.kind != "f" and array.dtype != BFLOAT16):
-                wanted = "numbers" if row is None else f"numbers {('processes', *row)}"
+                wanted = "numbers" if row is None else f"numbers, {row} of each process"
                 raise CheckpointError(f"{source} is damaged: {key} is {described(array)}, wanted {wanted}")
 
 
