@@ -8,6 +8,7 @@ from . import bounds, cores
 from .errors import DeviceUnavailable
 from .mxnet.compat import mx
 from .mxnet.engine import push
+from .mxnet.library import set_num_threads
 
 _FORMS = '"cpu", "cpu:2" (the first 2), "gpu" (all), "gpu:2", "gpu@0,2" (these), "auto", or a list of them'
 
@@ -121,5 +122,5 @@ def devices(spec="auto"):
     if cpus and "OMP_NUM_THREADS" not in os.environ and "MXNET_OMP_MAX_THREADS" not in os.environ:
         threads = max(1, cores.num_physical() // len(cpus))
         for context in cpus:  # the setting is per thread: each device's worker sets its own
-            push(lambda: mx.base._LIB.MXSetNumOMPThreads(threads), device=context, name="omp_set_num_threads")
+            push(lambda: set_num_threads(threads), device=context, name="omp_set_num_threads")
     return contexts

@@ -2,8 +2,10 @@
 
 import ast
 import graphlib
+import inspect
 import operator
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import gluon_parallel as gp
 from gluon_parallel import patches
 from gluon_parallel.mxnet.compat import mx
 from gluon_parallel.native.records import C
+from mxnet.contrib.amp.loss_scaler import LossScaler
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "gluon_parallel"
@@ -19,19 +22,9 @@ PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text("utf-8")
 
 # From the lowest layer to the highest. In the lowest one, modules may use those before them.
 LAYERS = [
-    [
-        "forks",
-        "errors",
-        "bounds",
-        "store_table",
-        "native",
-        "mxnet/cuda",
-        "cores",
-        "mxnet/compat",
-        "mxnet/device_threads",
-        "mxnet/engine",
-        "mxnet/last_error",
-    ],
+    ["forks", "errors", "bounds", "store_table", "native", "mxnet/cuda", "cores", "mxnet/compat", "mxnet/attached"]
+    + [f"mxnet/{name}" for name in ("library", "arrays", "parameters", "blocks", "optimizers", "trainers", "modules")]
+    + [f"mxnet/{name}" for name in ("loss_scaler", "loaders", "metrics", "device_threads", "engine", "last_error")],
     ["devices", "split", "allreduce", "archive", "sample_loss"],
     ["kvstore", "loss_checks"],
     ["launch_engines", "communication_hooks"],
@@ -129,14 +122,16 @@ def replaced_in(source):
     """The functions of MXNet that a file's statements replace, without what leads to MXNet.
 
     Example:
-        >>> replaced_in("mx.nd.f = g; self.x = 1; _LIB.MXInvoke = h; setattr(mx.io, 'f', g)")
-        ['nd.f', 'MXInvoke', 'setattr']
+        >>> replaced_in("mx.nd.f = g; self.x = 1; _LIB.MXSet = h; replace_c_function('MXRun', i); setattr(mx, 'f', g)")
+        ['nd.f', 'MXSet', 'MXRun', 'setattr']
     """
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Assign):
             names = [ast.unparse(target).split(".") for target in node.targets if isinstance(target, ast.Attribute)]
             found += [".".join(rest) for root, *rest in names if root in ("mx", "_LIB", "amp_module")]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "replace_c_function":
+            found.append(node.args[0].value)
         elif isinstance(node, ast.Call) and ast.unparse(node.func) == "setattr" and "mx" in ast.unparse(node.args[0]):
             found.append("setattr")
     return found
@@ -296,3 +291,120 @@ def imports_of_ours(source):
 )
 def test_scripts_and_tutorials_use_only_the_public_api(path):
     assert set(imports_of_ours(path.read_text("utf-8"))) <= {"import gluon_parallel as gp"}
+
+
+# Classes of MXNet whose private attributes are used below mxnet/ alone.
+CLASSES = [
+    mx.gluon.Trainer, mx.gluon.Parameter, mx.gluon.Block, mx.gluon.HybridBlock, mx.gluon.SymbolBlock, mx.nd.NDArray,
+    mx.nd._internal.CachedOp, mx.kv.KVStore, mx.mod.Module, mx.optimizer.Optimizer, mx.optimizer.Updater,
+    mx.metric.EvalMetric, mx.metric.MCC, mx.gluon.data.DataLoader, mx.gluon.data.BatchSampler,
+    mx.gluon.data.dataset._SampledDataset, mx.gluon.loss.SoftmaxCrossEntropyLoss, mx.gluon.nn.BatchNorm,
+    LossScaler,
+]  # fmt: skip
+# Of modules of MXNet, or set by their functions.
+MORE_ATTRIBUTES = {
+    "_amp_loss_scaler", "_amp_original_scale", "_amp_initialized", "_flatten", "_regroup", "_LIB", "check_call"
+}  # fmt: skip
+# {file: private attributes in it of objects of ours, or of GluonCV, that are called as some of MXNet's}
+SAME_NAMES = {
+    "commands/profiling/observers.py": {"_trainer"},
+    "data_parallel/step.py": {"check_call"},
+    "models/faster_rcnn/targets.py": {"_sampler"},
+    "models/faster_rcnn/training.py": {"_batch_size"},
+}
+
+
+def private_attributes_of(classes):
+    """The private names that the code of these classes defines or sets.
+
+    Example:
+        >>> sorted(private_attributes_of([mx.gluon.data.BatchSampler]))
+        ['_batch_size', '_last_batch', '_prev', '_sampler']
+    """
+    found = set()
+    for kind in classes:
+        for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(kind)))):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                found.add(node.attr)
+            elif isinstance(node, ast.FunctionDef):
+                found.add(node.name)
+    return {name for name in found if re.match("_[^_]", name)}
+
+
+def private_uses(source, names):
+    """(line, code) of each use of these attributes but by a class's own methods, by ``self`` or ``cls``.
+
+    Functions of MXNet that the page lists as replaced may be read and replaced where it says so, by their whole path.
+
+    Example:
+        >>> private_uses("class A:\\n    def f(self, b):\\n        self._x = b._x, getattr(b, '_x')", {"_x"})
+        [(3, 'b._x'), (3, "getattr(b, '_x')")]
+    """
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        is_text = isinstance(node, ast.Call) and len(node.args) > 1 and isinstance(node.args[1], ast.Constant)
+        is_text = is_text and ast.unparse(node.func) in ("getattr", "setattr", "hasattr", "delattr", "replace_method")
+        name = node.args[1].value if is_text else node.attr if isinstance(node, ast.Attribute) else None
+        if name in names and ast.unparse(node.args[0] if is_text else node.value) not in ("self", "cls"):
+            found.append((node.lineno, ast.unparse(node)))
+    return found
+
+
+OF_MXNET = private_attributes_of(CLASSES) | MORE_ATTRIBUTES
+
+
+def test_private_attributes_of_mxnet_are_used_below_the_room_mxnet_alone():
+    replaced = {path.rpartition(".")[2] for path in re.findall(r"`([\w.]+)`", PAGE)}
+    found = {}
+    for module, file in modules():
+        if module.partition("/")[0] not in ROOMS:
+            name = str(file.relative_to(PACKAGE))
+            for line, code in private_uses(file.read_text("utf-8"), OF_MXNET - SAME_NAMES.get(name, set())):
+                if not (code.startswith("mx.") and code.rpartition(".")[2] in replaced):
+                    found[f"{name}:{line}"] = code
+    assert not found, "write a function with a name for it, in gluon_parallel/mxnet"
+
+
+def test_names_that_only_look_like_mxnets_are_still_there():
+    for name, attributes in SAME_NAMES.items():
+        assert {code.rpartition(".")[2] for _, code in private_uses((PACKAGE / name).read_text(), attributes)}, name
+
+
+# What a name in the package's code stands for an object of, if it is not ours; `Attached` is for what belongs to these.
+FOREIGN = re.compile(r"(^|\.)_?(trainer|parameter|block|net|layer|array|optimizer|updater|module|executor|kv)$")
+PUBLIC = {name for kind in (*CLASSES, mx.optimizer.LARS) for name in vars(kind)} | {
+    "num_update", "last_lr", "cur_lr", "aggregate_updates", "states", "states_synced", "auto_reload",
+}  # fmt: skip
+
+
+def attributes_set_on(source, is_foreign):
+    """(line, code) of each statement that sets an attribute on a foreign object which its class does not have.
+
+    Objects that become ones of a class of ours, by their ``__class__``, are ours.
+
+    Example:
+        >>> attributes_set_on("trainer.plan = 1; self.plan = 2; setattr(self.trainer, NAME, 3)", FOREIGN.search)
+        [(1, 'trainer.plan'), (1, 'setattr(self.trainer, NAME, 3)')]
+    """
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, (ast.Store, ast.Del)):
+            if is_foreign(ast.unparse(node.value)) and node.attr not in PUBLIC | {"__class__"}:
+                found.append((node.lineno, ast.unparse(node)))
+        elif isinstance(node, ast.Call) and node.args and is_foreign(ast.unparse(node.args[0])):
+            if ast.unparse(node.func) in ("setattr", "delattr", "object.__setattr__"):
+                found.append((node.lineno, ast.unparse(node)))
+        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, (ast.Store, ast.Del)):
+            inner = re.match(r"vars\((.*)\)$|(.*)\.__dict__$", ast.unparse(node.value))
+            if inner and is_foreign(inner[1] or inner[2]):
+                found.append((node.lineno, ast.unparse(node)))
+    return found
+
+
+def test_nothing_is_set_on_objects_of_others_but_through_the_registry():
+    found = {}
+    for module, file in modules():
+        if module.partition("/")[0] not in (*ROOMS, "models"):  # the examples build nets of GluonCV out of their parts
+            for line, code in attributes_set_on(file.read_text("utf-8"), FOREIGN.search):
+                found[f"{file.relative_to(PACKAGE)}:{line}"] = code
+    assert not found, "attach it: gluon_parallel/mxnet/attached.py"

@@ -38,6 +38,18 @@ def make_net():
     return net
 
 
+def delayed(delay):
+    """Makes nets that call ``delay(worker)`` in the forward pass of each step."""
+    workers = itertools.count()
+
+    def make():
+        net, worker = make_net(), next(workers)
+        net.register_forward_hook(lambda *_: delay(worker) if mx.autograd.is_recording() else None)
+        return net
+
+    return make
+
+
 def batches(rng, count=12, size=8):
     x = rng.normal(size=(count * size, 5)).astype("float32")
     y = (x[:, 0] > 0).astype("int32") + (x[:, 1] > 0)
@@ -146,10 +158,10 @@ def test_a_slow_device_does_fewer_steps_in_async_and_as_many_in_sync(rng):
             enough.set()
 
     in_step = True
-    assert start("sync", delay=delay).train(batches(rng, 30)).steps == (10, 10, 10)
+    assert start("sync", make=delayed(delay)).train(batches(rng, 30)).steps == (10, 10, 10)
     in_step, done = False, itertools.count(1)
     enough.clear()
-    steps = start("async", delay=delay).train(batches(rng, 30)).steps
+    steps = start("async", make=delayed(delay)).train(batches(rng, 30)).steps
     assert sum(steps) == 30 and steps[0] <= 5
 
 
@@ -207,7 +219,7 @@ def test_a_worker_that_hangs_is_named_and_does_not_hold_the_others_for_ever(rng)
                 time.sleep(0.01)
             parallel._threads.timeout = 0.1
 
-    parallel = start("sync", delay=delay)
+    parallel = start("sync", make=delayed(delay))
     parallel.train(batches(rng, 3))  # 3 pushes
     hangs.append(1)
     with pytest.raises(WorkerTimeout, match="worker 1 had a batch"):
@@ -222,9 +234,12 @@ def test_control_c_joins_all_threads_before_it_is_passed_on():
         import numpy as np
         from mxnet import gluon
         signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests in the background ignores it
+        def make_net():
+            net = gluon.nn.Dense(2, in_units=3)
+            net.register_forward_hook(lambda *_: time.sleep(0.02))
+            return net
         parallel = gp.asynchronous.Asynchronous(
-            lambda: gluon.nn.Dense(2, in_units=3), gluon.loss.L2Loss(), gp.devices("cpu:2"), "ssp:1",
-            delay=lambda worker: time.sleep(0.02))
+            make_net, gluon.loss.L2Loss(), gp.devices("cpu:2"), "ssp:1")
         gp.parallel_apply(abs, [mx.nd.ones(1, device) for device in parallel.devices])  # starts the devices' threads
         before = set(threading.enumerate())
         def forever():

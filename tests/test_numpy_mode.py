@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 import pytest
-from batch_norm_reference import in_parallel
+from batch_norm_reference import by_operators, in_parallel
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -130,7 +130,8 @@ def train(sizes, *args, **kwargs):
     return [loss.asnumpy() for loss in losses], weights(net)
 
 
-OPERATORS = functools.partial(gp.nn.SyncBatchNorm, arithmetic="operators")
+def operators(**options):
+    return by_operators(gp.nn.SyncBatchNorm(**options))
 
 
 @pytest.mark.filterwarnings("ignore:You are attempting to copy an array to itself")  # MXNet's Nadam, of no dimension
@@ -142,7 +143,7 @@ OPERATORS = functools.partial(gp.nn.SyncBatchNorm, arithmetic="operators")
         {"clip_global_norm": 0.05},
         {"accumulate": 2},
         {"optimizer": "nadam"},
-        {"optimizer": "sgd", "norm": OPERATORS},
+        {"optimizer": "sgd", "norm": operators},
     ],
     ids=["adam", "clipped", "accumulated", "nadam", "operators"],
 )

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from batch_norm_reference import close, hybridized, joint, on, one_by_one, reference, shards, summed
+from batch_norm_reference import by_operators, close, hybridized, joint, on, one_by_one, reference, shards, summed
 from batch_norm_waiting import wait_for
 
 import gluon_parallel as gp
@@ -25,7 +25,7 @@ HYBRIDIZE = {
 SIZES = [(5,), (4, 4), (6, 2), (1, 7), (5, 3, 1)]
 # Relative to the largest value; the arithmetic around float64 sums is the input's own: 2**-24, and 2**-11 for float16.
 TOLERANCE = {"float64": 1e-12, "float32": 3e-6, "float16": 3e-3}
-ARITHMETIC = {"memory": None, "operators": "operators"}  # (float16 is computed with operators in any case)
+ARITHMETIC = "memory", "operators"  # (float16 is computed with operators in any case)
 PROCESSORS = "baseline", "avx2", "avx512"  # on memory, each has kernels of its own
 EVERY_KERNEL = [*ARITHMETIC, *PROCESSORS[: native.function("gp_best_processor", 0)()]]
 
@@ -40,8 +40,9 @@ def arithmetic(request, monkeypatch):
 
 def layer(devices, rng, channels, arithmetic="memory", dtype="float32", hybridize=None, **kwargs):
     """An initialised layer with random gamma and beta."""
-    kwargs = {"timeout": 60, "arithmetic": ARITHMETIC[arithmetic], **kwargs}
-    net = nn.SyncBatchNorm(in_channels=channels, **kwargs)
+    net = nn.SyncBatchNorm(in_channels=channels, **{"timeout": 60, **kwargs})
+    if arithmetic == "operators":
+        by_operators(net)
     net.initialize(ctx=devices)
     net.cast(dtype)
     net.gamma.set_data(mx.nd.array(rng.uniform(0.5, 1.5, channels)))
@@ -61,7 +62,7 @@ def check(net, loop, devices, rng, sizes, shape, dtype="float32", offset=0.0, ax
     # The sums are of numbers of either sign. What is left may be near 0, while the partial sums, which MXNet's gradient
     # of BatchNorm rounds to float32 one after the other, are as large as the root of how many are added.
     num_added = sum(sizes) * np.prod(shape) / len(gamma)
-    floor = np.sqrt(num_added) if net.sync_group.arithmetic == "operators" and dtype == "float32" else 1.0
+    floor = np.sqrt(num_added) if net.sync_group.by_operators and dtype == "float32" else 1.0
     for _ in range(steps):
         x = shards(rng, sizes, shape, dtype, offset, **scale)
         heads = shards(rng, sizes, shape, dtype)

@@ -10,6 +10,7 @@ import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel import nn
 from gluon_parallel.nn.convert import ContribSyncBatchNorm
+from gluon_parallel.nn.sync_batch_norm.sync_group import GROUPS
 from mxnet import gluon
 
 gluoncv = pytest.importorskip("gluoncv", reason="GluonCV is an optional dependency")
@@ -197,6 +198,6 @@ def test_feature_pyramids_take_the_symbol_twin(rng):
     with mx.autograd.record():
         outputs = [block(x) for x in on(devices, shards(rng, (1, 1), (3, 64, 64)), grad=False)]
     mx.autograd.backward([part for output in outputs for part in output])
-    synced = [one.list_data() for one in block.collect_params().values() if hasattr(one, "sync_group")]
+    synced = [one.list_data() for one in block.collect_params().values() if GROUPS.of(one) is not None]
     assert len(block._cached_op.groups) == len(synced) == 20 + 9  # the pyramid's own: 4 laterals, 4 outputs, P6
     assert all((one.asnumpy() == other.asnumpy()).all() for one, other in synced)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from batch_norm_reference import close, hybridized, joint, on, one_by_one, reference, shards, summed
+from batch_norm_reference import by_operators, close, hybridized, joint, on, one_by_one, reference, shards, summed
 from batch_norm_waiting import let_time_run_out
 
 import gluon_parallel as gp
@@ -25,9 +25,11 @@ TOLERANCE = 5e-6
 class Program:
     """One layer on three devices, and the steps that it is taken through."""
 
-    def __init__(self, rng, arithmetic, hybridize):
+    def __init__(self, rng, uses_operators, hybridize):
         self.rng, self.devices, self.passes = rng, gp.devices("cpu:3"), 0
-        self.net = nn.SyncBatchNorm(in_channels=CHANNELS, timeout=60, arithmetic=arithmetic)
+        self.net = nn.SyncBatchNorm(in_channels=CHANNELS, timeout=60)
+        if uses_operators:
+            by_operators(self.net)
         self.net.initialize(ctx=self.devices)
         self.net.gamma.set_data(mx.nd.array(rng.uniform(0.5, 1.5, CHANNELS)))
         self.net.beta.set_data(mx.nd.array(rng.normal(size=CHANNELS)))
@@ -127,11 +129,11 @@ class Program:
         drain()  # the failure of a pass is raised once by each array that it should have written
 
 
-@pytest.mark.parametrize("arithmetic", [None, "operators"])
+@pytest.mark.parametrize("uses_operators", [False, True])
 @pytest.mark.parametrize("hybridize", [None, {}, {"static_alloc": True, "static_shape": True}], ids=str)
 @pytest.mark.parametrize("passes", [250, pytest.param(1000, marks=pytest.mark.slow)])
-def test_every_step_of_a_random_program_is_exact_whatever_failed_before(rng, arithmetic, hybridize, passes):
-    program, kinds = Program(rng, arithmetic, hybridize), set()
+def test_every_step_of_a_random_program_is_exact_whatever_failed_before(rng, uses_operators, hybridize, passes):
+    program, kinds = Program(rng, uses_operators, hybridize), set()
     while program.passes < passes or kinds != set(KINDS):
         kind = str(rng.choice(list(KINDS), p=list(KINDS.values())))
         kinds.add(kind)

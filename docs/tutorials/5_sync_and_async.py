@@ -25,6 +25,7 @@
 # out the same every time, and at the end trains with real threads.
 
 # %%
+import itertools
 import sys
 import time
 from pathlib import Path
@@ -263,10 +264,13 @@ for mode in ("backup:0", "ssp:0", "local:1"):
 #
 # `gp.asynchronous.Asynchronous` does all this with Gluon nets on real devices: a thread and a net per device
 # (hybridized nets must not be shared between threads, so it takes a *function* that makes one). We slow the first
-# device down.
+# device down: each net sleeps in its forward pass.
 
 # %%
 devices = gp.devices("cpu:3")
+
+
+workers = itertools.count()
 
 
 def make_net():
@@ -274,14 +278,14 @@ def make_net():
     net.add(gluon.nn.Dense(32, in_units=196, activation="relu"), gluon.nn.Dense(10, in_units=32))
     net.initialize(mx.init.Xavier())
     net.hybridize()
+    seconds = 0.04 if next(workers) % len(devices) == 0 else 0.01
+    net.register_forward_hook(lambda *_: time.sleep(seconds))
     return net
 
 
 for mode in ("sync", "async"):
-    parallel = asynchronous.Asynchronous(
-        make_net, gluon.loss.SoftmaxCrossEntropyLoss(), devices, mode, "sgd", {"learning_rate": 0.15},
-        delay=lambda worker: time.sleep(0.04 if worker == 0 else 0.01),
-    )  # fmt: skip
+    loss = gluon.loss.SoftmaxCrossEntropyLoss()
+    parallel = asynchronous.Asynchronous(make_net, loss, devices, mode, "sgd", {"learning_rate": 0.15})
     done = parallel.train(batches(1))
     print(f"{mode:6} {done.seconds:4.1f} s, steps of each device {done.steps}, {parallel.staleness}")
 

@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from ..mxnet.arrays import addresses_of
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import BFLOAT16, as_legacy, narrowed, to_device, widened
 from ..mxnet.engine import make_plain, push, view
+from ..mxnet.library import check_call
 from ..native import function
 from ..native.records import C, address_of
 
@@ -57,7 +59,7 @@ class CopySums:
 
     def _prepare(self, lists: list[list[mx.nd.NDArray]]) -> None:
         """Make the record of lists of one length."""
-        handles = np.array([array.handle.value for arrays in lists for array in arrays], np.int64)
+        handles = np.array(addresses_of(array for arrays in lists for array in arrays), np.int64)
         sizes = np.array([arrays[0].size for arrays in lists], np.int64)
         dtypes = np.array([_DTYPES[np.dtype(arrays[0].dtype)] for arrays in lists], np.int64)
         places = [arrays[number % len(arrays)].ctx for number, arrays in enumerate(lists)]  # in turn
@@ -74,7 +76,7 @@ class CopySums:
             make_plain(*self._dense)
         for record in self.records:
             if push_sums(record, priority):
-                mx.base.check_call(-1)
+                check_call(-1)
         for number, arrays in enumerate(self._in_python):
             function = functools.partial(_sum_views, arrays, self._scale)
             push(function, write=arrays, name="gluon_parallel.allreduce", priority=priority - number)

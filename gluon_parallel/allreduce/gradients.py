@@ -13,9 +13,12 @@ from typing import Any, Callable
 import numpy as np
 
 from ..errors import GradientUnavailable
+from ..mxnet.arrays import multiply
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_legacy, set_zero, to_device
 from ..mxnet.engine import push, view
+from ..mxnet.parameters import devices_of_values, gradients_of, has_values, set_values, state_for, trainer_of, values_of
+from ..mxnet.trainers import parameters_of, store_of
 from ..native import function
 from . import written
 from .marks import flags, of_parameter, set_marks
@@ -45,7 +48,7 @@ def zero_stale(parameter: mx.gluon.Parameter, arrays: Iterable[mx.nd.NDArray]) -
     """Set those of these gradients to 0 that are not fresh, for their device had no samples, unless they accumulate."""
     if parameter.grad_req == "write":
         chosen = set(map(id, arrays))
-        for fresh, gradient in zip(flags(parameter), parameter._grad):
+        for fresh, gradient in zip(flags(parameter), gradients_of(parameter)):
             if not fresh and id(gradient) in chosen:
                 set_zero(gradient)
 
@@ -115,7 +118,7 @@ def forget(parameters: Iterable[mx.gluon.Parameter]) -> None:
 
 def trainable(trainer: mx.gluon.Trainer) -> list[mx.gluon.Parameter]:
     """The trainer's parameters that have a gradient."""
-    return [parameter for parameter in trainer._params if parameter.grad_req != "null"]
+    return [parameter for parameter in parameters_of(trainer) if parameter.grad_req != "null"]
 
 
 def clip(gradients: Iterable[Sequence[mx.nd.NDArray]], largest: float, rescale: float = 1.0) -> None:
@@ -130,7 +133,7 @@ def clip(gradients: Iterable[Sequence[mx.nd.NDArray]], largest: float, rescale: 
     for copies in gradients:
         for gradient in copies:
             if gradient.stype != "default":  # no operator takes them and an array of one value
-                mx.nd._internal._mul_scalar(gradient, scalar=float(scale.asscalar()), out=gradient)
+                multiply(gradient, float(scale.asscalar()))
                 continue
             factor = scale.as_in_context(gradient.context).astype(gradient.dtype)
             mx.nd.broadcast_mul(gradient, factor.reshape((1,) * gradient.ndim), out=gradient)
@@ -192,7 +195,7 @@ def owner_of(array: mx.nd.NDArray) -> tuple[mx.gluon.Parameter, str] | None:
     """The parameter whose ``"gradient"`` or ``"value"`` this array is on one of its devices, and which of both."""
     parameter = _parameters.get(id(array))
     if parameter is not None:
-        for what, copies in (("gradient", parameter._grad), ("value", parameter._data)):
+        for what, copies in (("gradient", gradients_of(parameter)), ("value", values_of(parameter))):
             if any(array is one for one in copies or ()):
                 return parameter, what
     return None
@@ -201,9 +204,9 @@ def owner_of(array: mx.nd.NDArray) -> tuple[mx.gluon.Parameter, str] | None:
 def owner(arrays: Sequence[mx.nd.NDArray]) -> mx.gluon.Parameter | None:
     """The parameter whose gradients these arrays are, if a backward pass has written one of them since the last sum."""
     parameter = _parameters.get(id(arrays[0])) if len(arrays) > 1 else None
-    if parameter is None or parameter._grad is None:
+    if parameter is None or gradients_of(parameter) is None:
         return None
-    fresh = {id(gradient): flag for gradient, flag in zip(parameter._grad, flags(parameter))}
+    fresh = {id(gradient): flag for gradient, flag in zip(gradients_of(parameter), flags(parameter))}
     return parameter if all(id(array) in fresh for array in arrays) and any(fresh[id(a)] for a in arrays) else None
 
 
@@ -213,20 +216,22 @@ def register(make_gradients: Callable[..., None], parameter: mx.gluon.Parameter,
     make_gradients(parameter, *args, **kwargs)
     num_changes += 1
     numbers[parameter] = num_changes
-    if parameter.shape is None and parameter._data:  # that of an imported graph, to which MXNet gives values alone
-        parameter.shape = parameter._data[0].shape
+    if parameter.shape is None and values_of(parameter):  # that of an imported graph, to which MXNet gives values alone
+        parameter.shape = values_of(parameter)[0].shape
     summed.discard(parameter)
     clipped.discard(parameter)
     made.add(parameter)
     _note_new_gradients()
     written.note(parameter)
-    _parameters.update((id(array), parameter) for array in (*(parameter._grad or ()), *(parameter._data or ())))
+    _parameters.update(
+        (id(array), parameter) for array in (*(gradients_of(parameter) or ()), *(values_of(parameter) or ()))
+    )
 
 
 def copied(parameter: mx.gluon.Parameter) -> dict[str, Any]:
     """What a copy, or a pickle, of a parameter takes over: not a trainer with a store, which cannot be copied."""
-    trainer = parameter._trainer
-    return {**vars(parameter), "_trainer": None if trainer is None or trainer._kvstore is not None else trainer}
+    trainer = trainer_of(parameter)
+    return state_for(parameter, None if trainer is None or store_of(trainer) is not None else trainer)
 
 
 def _set_grad_req(parameter: mx.gluon.Parameter, request: str) -> None:
@@ -246,9 +251,9 @@ def restore(parameter: mx.gluon.Parameter, state: dict[str, Any]) -> None:
     have the arrays of all CPU devices on the first one.
     """
     vars(parameter).update(state)
-    if parameter._data is not None:
-        parameter._data = [to_device(one, device) for one, device in zip(parameter._data, parameter._ctx_list)]
-        parameter._init_grad()
+    if has_values(parameter):
+        devices = devices_of_values(parameter)
+        set_values(parameter, [to_device(one, device) for one, device in zip(values_of(parameter), devices)])
 
 
 def wait(parameters: Iterable[mx.gluon.Parameter]) -> None:

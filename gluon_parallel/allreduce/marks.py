@@ -13,15 +13,17 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
+from ..mxnet.arrays import addresses_of, set_fresh
 from ..mxnet.compat import mx
+from ..mxnet.library import replace_c_function
+from ..mxnet.parameters import checked_values, gradients_of, values_of
 from ..native import function, library
 from ..native.records import C, address_of
 
-_LIB = mx.base._LIB
 get_marks = function("gp_get_marks", 4, keeps_lock=True)
 set_marks = function("gp_set_marks", 4, keeps_lock=True)
 _watch, _unwatch = function("gp_watch", 1, keeps_lock=True), function("gp_unwatch", 1, keeps_lock=True)
-_LIB.MXAutogradBackwardEx = library().gp_go_backward
+replace_c_function("MXAutogradBackwardEx", library().gp_go_backward)
 
 
 class _Place(NamedTuple):
@@ -46,13 +48,13 @@ class Marks:
     """
 
     def __init__(self, parameters: Sequence[mx.gluon.Parameter], is_one_of_several: bool = False) -> None:
-        values = [parameter._check_and_get(parameter._data, list) for parameter in parameters]
+        values = [checked_values(parameter) for parameter in parameters]
         for parameter in parameters:
             _unmark_stale(parameter)
         self._arrays = [array for arrays in values for array in arrays]
         shape = len(values), len(values[0]) if values else 0
         self.fresh = np.zeros(shape, np.int8)
-        handles = np.array([array.handle.value for array in self._arrays], np.int64)
+        handles = np.array(addresses_of(self._arrays), np.int64)
         adds = np.array([parameter.grad_req == "add" for parameter in parameters], np.int8)
         self.passes = np.zeros(shape[1], np.int64)
         kept = handles, adds, np.zeros(shape, np.int32), *np.zeros((2, shape[1]), np.int8), self.passes
@@ -64,7 +66,7 @@ class Marks:
             _watch(self.record)
         weakref.finalize(self, _forget, record, kept, self._arrays)
         found = weakref.ref(self)  # whoever makes marks keeps them, and so the arrays
-        _places.update((one, _Place(found, place, one._data)) for place, one in enumerate(parameters))
+        _places.update((one, _Place(found, place, values_of(one))) for place, one in enumerate(parameters))
 
 
 def _forget(record: Any, *_kept: Any) -> None:
@@ -80,20 +82,20 @@ def _itself(marks: Marks) -> Marks:
 def _known(parameter: mx.gluon.Parameter) -> tuple[Marks | None, int]:
     """The marks of a parameter, if there are any, and its number in them."""
     place = _places.get(parameter)
-    return (None, 0) if place is None or place.arrays is not parameter._data else (place.marks(), place.number)
+    return (None, 0) if place is None or place.arrays is not values_of(parameter) else (place.marks(), place.number)
 
 
 def _keep(parameters: Sequence[mx.gluon.Parameter]) -> None:
     """Make marks for parameters without a trainer's, which live as long as one of them has no others."""
     found = functools.partial(_itself, Marks(parameters))
-    _places.update((one, _Place(found, number, one._data)) for number, one in enumerate(parameters))
+    _places.update((one, _Place(found, number, values_of(one))) for number, one in enumerate(parameters))
 
 
 def watch(parameters: Iterable[mx.gluon.Parameter]) -> None:
     """Have marks, from the next pass on, for parameters on several devices that no trainer has yet."""
     alike: dict[tuple, list[mx.gluon.Parameter]] = {}
     for parameter in parameters:
-        if parameter._grad is not None and len(parameter._grad) > 1:
+        if gradients_of(parameter) is not None and len(gradients_of(parameter)) > 1:
             alike.setdefault(tuple(parameter.list_ctx()), []).append(parameter)
     for group in alike.values():
         _keep(group)
@@ -119,6 +121,6 @@ def flags(parameter: mx.gluon.Parameter) -> list[bool]:
 def _unmark_stale(parameter: mx.gluon.Parameter) -> None:
     """Take MXNet's mark away from copies that are not fresh by the marks so far: new ones do not know the rounds."""
     if _known(parameter)[0] is not None:
-        for array, is_fresh in zip(parameter._data, flags(parameter)):
+        for array, is_fresh in zip(values_of(parameter), flags(parameter)):
             if not is_fresh:
-                array._fresh_grad = False
+                set_fresh(array, False)

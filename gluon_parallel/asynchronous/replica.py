@@ -8,8 +8,11 @@ import numpy as np
 from ..allreduce.gradients import flags, mark, zero_stale
 from ..errors import AsynchronousUnsupported, GradientUnavailable
 from ..loss_checks import check_loss
+from ..mxnet.arrays import copy_from_numpy
+from ..mxnet.blocks import parameters_by_structure
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_tuple
+from ..mxnet.parameters import is_initialized
 from ..nn.blocks import blocks_of
 from ..sample_loss import LossPerSample
 from ..split import num_samples, split_and_load
@@ -76,7 +79,7 @@ class Replica(MeanGradient):
                     f"{parameter.name} is {np.dtype(parameter.dtype).name}; the shared weights are float32, because "
                     "many small updates add up there. Build the net in float32"
                 )
-        if any(parameter._data is None and not parameter._deferred_init for parameter in parameters.values()):
+        if any(not is_initialized(parameter) for parameter in parameters.values()):
             net.initialize(ctx=device)
         parameters.reset_ctx(device)
 
@@ -85,7 +88,7 @@ class Replica(MeanGradient):
         [inputs] = split_and_load(as_tuple(batch[0]), [self.device])
         with mx.autograd.pause():
             self.net(*inputs)
-        named = self.net._collect_params_with_prefix()
+        named = parameters_by_structure(self.net)
         self._names = {id(parameter): name for name, parameter in named.items()}
         self._statistics = [p for p in self.net.collect_params().values() if p.grad_req == "null"]
 
@@ -94,7 +97,7 @@ class Replica(MeanGradient):
 
     def set_weights(self, weights: Array) -> None:
         for parameter, array in zip(self._trained, self._cut(weights)):
-            parameter.data(self.device)._sync_copyfrom(array)
+            copy_from_numpy(parameter.data(self.device), array)
 
     def get_statistics(self) -> list[Array]:
         """What layers count rather than learn, such as the running mean of BatchNorm."""
@@ -102,7 +105,7 @@ class Replica(MeanGradient):
 
     def set_statistics(self, arrays: list[Array]) -> None:
         for parameter, array in zip(self._statistics, arrays):
-            parameter.data(self.device)._sync_copyfrom(array)
+            copy_from_numpy(parameter.data(self.device), array)
 
     def named(self, weights: Array) -> dict[str, Array]:
         """The parameters by their names in the net (``features.0.weight``): flat weights, and then the statistics."""

@@ -166,7 +166,6 @@ class Asynchronous:
         clip_global_norm: every worker scales its gradient down to this norm before it pushes it.
         reject_above: do not apply gradients that are staler than this (``ssp``, ``async``, ``dc``).
         timeout: seconds without any push before it is an error.
-        delay: ``delay(worker)`` is called after each backward pass, to play a slow device; for studies.
 
     Raises:
         ValueError: an argument makes no sense.
@@ -186,14 +185,13 @@ class Asynchronous:
     def __init__(self, make_net: Callable[[], Any], loss: Callable, devices: Sequence[Any], mode: str = "async",
                  optimizer: str = "sgd", optimizer_params: Optional[dict] = None,
                  clip_global_norm: Optional[float] = None, reject_above: Optional[int] = None, timeout: float = 600.0,
-                 delay: Callable[[int], None] = lambda worker: None,
                  reduction: Optional[str] = None) -> None:  # fmt: skip
         params = dict(optimizer_params or {})
         self.learning_rate = params.pop("learning_rate", 0.01)
         self._update = rules.optimizer(optimizer, params)
         self.mode = parse_mode(mode)
         self.devices, self.timeout = as_devices(devices), timeout
-        self.clip_global_norm, self.reject_above, self._delay = clip_global_norm, reject_above, delay
+        self.clip_global_norm, self.reject_above = clip_global_norm, reject_above
         if isinstance(make_net, mx.gluon.Block):
             raise ValueError("make_net is a net, expected a function that makes one for each device: lambda: LeNet()")
         nets = [make_net() for _ in self.devices]
@@ -277,7 +275,6 @@ class Asynchronous:
                     f"worker {worker} on {replica.device}, batch {grant.number}: the loss is {loss}. Take a smaller "
                     "learning rate, the more so, the staler gradients are; or look for NaN in the data"
                 )
-            self._delay(worker)
             threads.push(worker, rules.clip(gradient, self.clip_global_norm), count)
             results.append((worker, loss, count))
             if observe is not None:

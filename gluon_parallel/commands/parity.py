@@ -10,7 +10,9 @@ from ..data_parallel import DataParallel
 from ..devices import devices as parse_devices
 from ..errors import ConfigError, GluonParallelError, WorkerFailed
 from ..launch.in_notebook import call_in_processes
+from ..mxnet.blocks import parameters_by_structure
 from ..mxnet.compat import mx
+from ..mxnet.parameters import waits_for_shape
 from ..nn import SyncBatchNorm
 from ..pipeline import Pipeline
 from ..store_table import engines
@@ -111,7 +113,7 @@ def train(plan: Plan, devices, store=None) -> dict[str, np.ndarray]:
         else:
             step(None)
     values = {}
-    for name, parameter in task.net._collect_params_with_prefix().items():
+    for name, parameter in parameters_by_structure(task.net).items():
         copies = [array.asnumpy() for array in parameter.list_data()]
         values[name] = copies[0]
         for device, copy in zip(parameter.list_ctx()[1:], copies[1:]):
@@ -138,10 +140,10 @@ def _set_weights(task, rng, device, dtype):
 
     What MXNet draws on a CPU depends on its number of threads, which is not the same in every run.
     """
-    if any(parameter._deferred_init for parameter in task.net.collect_params().values()):
+    if any(waits_for_shape(parameter) for parameter in task.net.collect_params().values()):
         with mx.autograd.pause():
             task.net(mx.nd.array(task.batch(1, np.random.default_rng(0))[0], ctx=device, dtype=dtype))
-    for parameter in task.net._collect_params_with_prefix().values():
+    for parameter in parameters_by_structure(task.net).values():
         if len(parameter.shape) > 1:
             bound = np.sqrt(3 / np.prod(parameter.shape[1:]))
             parameter.set_data(mx.nd.array(rng.uniform(-bound, bound, parameter.shape), dtype=dtype))

@@ -7,7 +7,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..kvstore.contract import contract, is_distributed
+from ..mxnet.attached import Attached
 from ..mxnet.compat import mx
+
+# Of trainers: the hook with state that sums its gradients, and (errors, shared) of a checkpoint for the next one.
+HOOKS: Attached[StatefulHook] = Attached("hook")
+RESTORED: Attached[tuple[dict[int, Any], dict[int, Any]]] = Attached("restored_hook")
 
 
 class GradientBucket(NamedTuple):
@@ -93,8 +98,9 @@ class StatefulHook:
         """
         if self._trainer not in (None, trainer):
             raise ValueError(f"communication_hook={self!r} belongs to another trainer; make one for each trainer")
-        self._trainer, trainer._communication_hook = trainer, self
-        restored = vars(trainer).pop("_communication_state", None)
+        self._trainer = trainer
+        HOOKS.set(trainer, self)
+        restored = RESTORED.pop(trainer)
         if restored is not None:
             self.errors, self.shared = restored
 

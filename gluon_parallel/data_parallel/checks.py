@@ -13,8 +13,11 @@ from ..allreduce.gradients import trainable
 from ..errors import LOG, BatchMismatch, GradientUnavailable, StatisticsPerDevice, warn
 from ..kvstore.contract import contract
 from ..kvstore.factory import kind_of
+from ..mxnet.blocks import class_axis, has_classes, options_of
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import Nested, leaves
+from ..mxnet.parameters import gradient_storage, is_initialized, weight_storage
+from ..mxnet.trainers import compression_of, devices_of, parameters_of, wanted_store
 from ..nn.blocks import blocks_of
 from ..nn.sync_batch_norm.graph import plain_batch_norms
 
@@ -64,7 +67,7 @@ def check_loss(loss: object, accumulate: int, reduction: str | None) -> None:
 
 def check_devices(trainer: mx.gluon.Trainer, devices: Sequence[mx.Context]) -> None:
     """Refuse parameters that are not on all devices."""
-    for parameter in trainer._params:
+    for parameter in parameters_of(trainer):
         there = parameter.list_ctx()
         if missing := [device for device in devices if device not in there]:
             raise GradientUnavailable(
@@ -79,12 +82,12 @@ def check_trainer(net: mx.gluon.Block, trainer: object, call: str) -> None:
     if not isinstance(trainer, mx.gluon.Trainer):
         raise ValueError(f"trainer: expected a gluon.Trainer, got {type(trainer).__name__}; the order is {call}")
     own = net.collect_params().values()
-    if new := [parameter.name for parameter in own if parameter._data is None and not parameter._deferred_init]:
+    if new := [parameter.name for parameter in own if not is_initialized(parameter)]:
         raise GradientUnavailable(
             f"{new[0]} of this {type(net).__name__} has no values: call net.initialize(ctx=gp.devices(...)) before"
         )
-    if own and not {id(parameter) for parameter in own} & {id(parameter) for parameter in trainer._params}:
-        theirs = trainer._params[0].name if trainer._params else "nothing"
+    if own and not {id(parameter) for parameter in own} & {id(parameter) for parameter in parameters_of(trainer)}:
+        theirs = parameters_of(trainer)[0].name if parameters_of(trainer) else "nothing"
         raise GradientUnavailable(
             f"the trainer holds {theirs}, ... and none of the parameters of this {type(net).__name__} "
             f"({next(iter(own)).name}, ...); write gluon.Trainer(net.collect_params(), ...)"
@@ -107,7 +110,7 @@ def check_call(x: Nested | None, is_distributed: bool) -> None:
 
 def check_classes(loss: Any, outputs: Sequence[Nested], labels: Sequence[Nested]) -> None:
     """Refuse labels that are no class of the net's outputs: MXNet would silently train on the nearest class."""
-    if type(loss) is not mx.gluon.loss.SoftmaxCrossEntropyLoss or not loss._sparse_label:
+    if type(loss) is not mx.gluon.loss.SoftmaxCrossEntropyLoss or not has_classes(loss):
         return
     if len(outputs) != 1 or len(labels) != 1:  # a weight per sample may leave such labels out
         return
@@ -117,7 +120,7 @@ def check_classes(loss: Any, outputs: Sequence[Nested], labels: Sequence[Nested]
     dtype = np.dtype(label.dtype)
     if dtype.kind not in "iu" and dtype.itemsize < 4:  # float16 rounds large classes
         return
-    num, values = output.shape[loss._axis], label.asnumpy()
+    num, values = output.shape[class_axis(loss)], label.asnumpy()
     if values.size and not (values.min() >= 0 and values.max() < num):
         raise BatchMismatch(
             f"SoftmaxCrossEntropyLoss: the labels on {label.ctx} go from {values.min():g} to {values.max():g}, and the "
@@ -161,14 +164,14 @@ def call_in_words(inputs: Sequence[Nested], labels: Sequence[Nested], error: obj
 
 def refuse_sums(trainer: mx.gluon.Trainer) -> None:
     """Refuse row_sparse weights, and sums that the store cannot make: of row_sparse or of compressed gradients."""
-    weights = [parameter.name for parameter in trainer._params if parameter._stype != "default"]
+    weights = [parameter.name for parameter in parameters_of(trainer) if weight_storage(parameter) != "default"]
     if weights:
         raise GradientUnavailable(
             f"{', '.join(weights)}: row_sparse weights live on the store, which must update them; train them with "
             "gluon.Trainer alone, or use a dense weight with sparse_grad=True"
         )
-    gradients = [parameter.name for parameter in trainable(trainer) if parameter._grad_stype != "default"]
-    parameters, store = trainer._compression_params, trainer._kvstore_params["kvstore"]
+    gradients = [parameter.name for parameter in trainable(trainer) if gradient_storage(parameter) != "default"]
+    parameters, store = compression_of(trainer), wanted_store(trainer)
     name, kind = getattr(store, "type", store), kind_of(store)
     if parameters and not kind.compresses:
         raise ValueError(
@@ -186,7 +189,7 @@ def refuse_sums(trainer: mx.gluon.Trainer) -> None:
 def can_shard(trainer: mx.gluon.Trainer, kvstore: mx.kv.KVStoreBase | str | None) -> bool:
     """Whether there is something to divide the optimizer's state among; refuse what it cannot be divided with."""
     store, optimizer = contract(kvstore), trainer.optimizer
-    if store.num_workers * len(trainer._contexts) == 1:
+    if store.num_workers * len(devices_of(trainer)) == 1:
         LOG.warning(
             "gluon_parallel: shard_optimizer=True has no effect on one process with one device, which keeps all of the "
             "optimizer's state"
@@ -202,7 +205,7 @@ def can_shard(trainer: mx.gluon.Trainer, kvstore: mx.kv.KVStoreBase | str | None
             f"shard_optimizer=True: {type(optimizer).__name__} draws noise, or keeps numbers that follow from all "
             "parameters, so it cannot update a part of them; take another optimizer, or leave shard_optimizer out"
         )
-    if sparse := [parameter.name for parameter in trainable(trainer) if parameter._grad_stype != "default"]:
+    if sparse := [parameter.name for parameter in trainable(trainer) if gradient_storage(parameter) != "default"]:
         raise GradientUnavailable(
             f"shard_optimizer=True: the gradients of {', '.join(sparse)} are row_sparse, which cannot be divided; "
             "build the layer with sparse_grad=False"
@@ -223,7 +226,7 @@ def warn_of_statistics(net: mx.gluon.Block, num_parts: int, store: mx.kv.KVStore
         return
     found, graph = [], ""
     for block in blocks_of(net):
-        if type(block) is mx.gluon.nn.BatchNorm and not block._kwargs["use_global_stats"]:
+        if type(block) is mx.gluon.nn.BatchNorm and not options_of(block)["use_global_stats"]:
             found.append(block.name)
         elif isinstance(block, mx.gluon.SymbolBlock) and (norms := plain_batch_norms(block)):
             found.extend(norms)

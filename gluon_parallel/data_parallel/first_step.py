@@ -13,8 +13,24 @@ from ..kvstore.collective import committing
 from ..kvstore.contract import contract, state_of
 from ..kvstore.handshake import signature
 from ..kvstore.trainer_parameters import follow_parameters
+from ..mxnet.blocks import parameters_by_structure
 from ..mxnet.compat import mx
 from ..mxnet.engine import make_plain
+from ..mxnet.parameters import gradient_storage, has_values, waits_for_shape, weight_storage
+from ..mxnet.trainers import (
+    compression_of,
+    devices_of,
+    fill_store,
+    has_made_store,
+    make_store,
+    parameters_of,
+    store_of,
+    updates_on_store,
+    want_store,
+    want_update_on_devices,
+    wanted_store,
+    wants_update_on_store,
+)
 
 _SAME_ORDER = (
     "gluon.Trainer numbers parameters by their names. Make the same layers in the same order on every process, or name "
@@ -25,23 +41,23 @@ _SAME_ORDER = (
 def update_on_devices(trainer: mx.gluon.Trainer) -> mx.kv.KVStoreBase | str | None:
     """Have the trainer update on the devices, not on its store; returns the store, its name, or None."""
     follow_parameters(trainer)
-    wanted = trainer._kvstore_params["update_on_kvstore"]
-    if trainer._update_on_kvstore if trainer._kv_initialized else wanted:
+    wanted = wants_update_on_store(trainer)
+    if updates_on_store(trainer) if has_made_store(trainer) else wanted:
         raise GradientUnavailable(
             "the trainer updates on its store, so gradients can neither be clipped nor weighted exactly; "
             "write gluon.Trainer(..., update_on_kvstore=False), or build DataParallel before the trainer's "
             "first step and before its state is saved or restored"
         )
-    trainer._kvstore_params["update_on_kvstore"] = False
+    want_update_on_devices(trainer)
     kvstore.trainer_loops.sum_over_devices(trainer)
-    if trainer._kv_initialized:
-        return trainer._kvstore
-    store = trainer._kvstore_params["kvstore"]
+    if has_made_store(trainer):
+        return store_of(trainer)
+    store = wanted_store(trainer)
     if kvstore.meets_others(store):
-        store = trainer._kvstore_params["kvstore"] = kvstore.create(store)  # the first step may have no samples
+        store = want_store(trainer, kvstore.create(store))  # the first step may have no samples
     if getattr(store, "type", store) in ("device", "local"):
         # Without NCCL `allreduce` does their work, with fewer copies.
-        store = trainer._kvstore_params["kvstore"] = kvstore.create("nccl") if nccl_fits(trainer) else None
+        store = want_store(trainer, kvstore.create("nccl") if nccl_fits(trainer) else None)
     return store
 
 
@@ -49,25 +65,25 @@ def nccl_fits(trainer: mx.gluon.Trainer) -> bool:
     """Whether MXNet was built with NCCL, and NCCL can add the gradients of this process's GPUs as `allreduce` would."""
     return (
         mx.runtime.Features().is_enabled("NCCL")
-        and len(trainer._contexts) > 1
-        and all(device.device_type == "gpu" for device in trainer._contexts)
-        and not trainer._compression_params
+        and len(devices_of(trainer)) > 1
+        and all(device.device_type == "gpu" for device in devices_of(trainer))
+        and not compression_of(trainer)
         and all(
             # It knows no sparse arrays, and would round halves after each addition.
-            parameter._stype == parameter._grad_stype == "default"
+            weight_storage(parameter) == gradient_storage(parameter) == "default"
             and np.dtype(parameter.dtype) in (np.float32, np.float64)
-            for parameter in trainer._params
+            for parameter in parameters_of(trainer)
         )
     )
 
 
 def make_parameters(parameters: Sequence[mx.gluon.Parameter], run: Callable[[], object]) -> None:
     """``run()`` the net once where shapes of these parameters follow from its input."""
-    if any(parameter._deferred_init for parameter in parameters):
+    if any(waits_for_shape(parameter) for parameter in parameters):
         with mx.autograd.pause():
             run()
         # oneDNN has laid weights out anew for that, and ps-lite cannot send such.
-        make_plain(*(array for one in parameters if one._data is not None for array in one.list_data()))
+        make_plain(*(array for one in parameters if has_values(one) for array in one.list_data()))
 
 
 def broadcast_weights(net: mx.gluon.Block, trainer: mx.gluon.Trainer, run: Callable[[], object] | None) -> None:
@@ -76,24 +92,24 @@ def broadcast_weights(net: mx.gluon.Block, trainer: mx.gluon.Trainer, run: Calla
     ``run()``, a forward pass, shows parameters their shapes; None: there are no samples. A trainer alone sends its
     parameters after the first gradients, and knows no others.
     """
-    parameters = [*trainer._params, *outside(net, trainer).values()]
-    if run is None and any(parameter._deferred_init for parameter in parameters):
+    parameters = [*parameters_of(trainer), *outside(net, trainer).values()]
+    if run is None and any(waits_for_shape(parameter) for parameter in parameters):
         raise GradientUnavailable(
             "the first step has no samples here, and the net's parameters do not know their shapes yet; "
             "state every layer's in_units or in_channels"
         )
     make_parameters(parameters, run or (lambda: None))
-    if not trainer._kv_initialized:
-        trainer._init_kvstore()
-    describe = contract(trainer._kvstore).describe
-    for number, parameter in enumerate(trainer._params):
+    if not has_made_store(trainer):
+        make_store(trainer)
+    describe = contract(store_of(trainer)).describe
+    for number, parameter in enumerate(parameters_of(trainer)):
         parameter.list_data()  # MXNet's error, where the forward pass has not reached it
         describe(number, parameter.name)  # by these numbers a trainer exchanges gradients
-    if trainer._kvstore is not None:
-        trainer._init_params()
+    if store_of(trainer) is not None:
+        fill_store(trainer)
         survival = committing(trainer)
         if survival is None or not survival.num_updates:  # after a loss the values of all are equal already
-            broadcast_others(net, trainer, trainer._kvstore)
+            broadcast_others(net, trainer, store_of(trainer))
 
 
 def broadcast_others(net: mx.gluon.Block, trainer: mx.gluon.Trainer, store: mx.kv.KVStoreBase) -> None:
@@ -109,10 +125,12 @@ def broadcast_others(net: mx.gluon.Block, trainer: mx.gluon.Trainer, store: mx.k
     if ours.num_workers == 1:
         return
     names, others = _names(net), outside(net, trainer).values()
-    held = [f"{_said(one, names)} as the trainer's parameter {number}" for number, one in enumerate(trainer._params)]
+    held = [
+        f"{_said(one, names)} as the trainer's parameter {number}" for number, one in enumerate(parameters_of(trainer))
+    ]
     ours.agree([*held, *(f"{_said(one, names)} outside of the trainer" for one in others)], _SAME_ORDER)
     for one in others:
-        if one._data is not None:
+        if has_values(one):
             key = next(state_of(ours).new_keys)
             ours.describe(key, one.name)
             copies = one.list_data()
@@ -121,15 +139,15 @@ def broadcast_others(net: mx.gluon.Block, trainer: mx.gluon.Trainer, store: mx.k
 
 def outside(net: mx.gluon.Block, trainer: mx.gluon.Trainer) -> dict[int, mx.gluon.Parameter]:
     """The net's parameters that the trainer does not hold, by their identity."""
-    held = {id(parameter) for parameter in trainer._params}
-    every = (*net._collect_params_with_prefix().values(), *net.collect_params().values())
+    held = {id(parameter) for parameter in parameters_of(trainer)}
+    every = (*parameters_by_structure(net).values(), *net.collect_params().values())
     return {id(parameter): parameter for parameter in every if id(parameter) not in held}
 
 
 def _names(net: mx.gluon.Block) -> dict[int, str]:
     """Where each parameter is in the net, by its identity; one that several layers share has several places."""
     places: dict[int, list[str]] = {}
-    for name, parameter in net._collect_params_with_prefix().items():
+    for name, parameter in parameters_by_structure(net).items():
         places.setdefault(id(parameter), []).append(name)
     for number, parameter in enumerate(net.collect_params().values()):  # those that are no attribute of a block
         places.setdefault(id(parameter), [f"parameter {number}"])
@@ -138,5 +156,5 @@ def _names(net: mx.gluon.Block) -> dict[int, str]:
 
 def _said(parameter: mx.gluon.Parameter, names: dict[int, str]) -> str:
     """What this process holds, in words that another one's are compared with."""
-    values = signature(parameter.list_data()) if parameter._data is not None else "without values"
+    values = signature(parameter.list_data()) if has_values(parameter) else "without values"
     return f"hold {names.get(id(parameter), 'one of another net')} {values}"

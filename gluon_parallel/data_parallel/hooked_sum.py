@@ -10,18 +10,22 @@ import numpy as np
 
 from ..allreduce import allreduce_each
 from ..communication_hooks import BucketStore, GradientBucket, PowerSGD, StatefulHook, StoreCompression
+from ..communication_hooks.hook import HOOKS
 from ..errors import ArrayMismatch, CompressionFault, GradientUnavailable, warn
 from ..kvstore.contract import is_distributed
 from ..kvstore.factory import kind_of
 from ..kvstore.mpi.plan import plan_buckets
 from ..kvstore.survival import survives
+from ..mxnet.attached import Attached
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_legacy, to_device
 from ..mxnet.engine import make_plain
+from ..mxnet.parameters import gradient_storage
+from ..mxnet.trainers import compression_of, has_made_store, parameters_of, set_compression, store_of
 
 _BUILT_IN = StoreCompression, PowerSGD
 _BUCKET = 25 << 20  # bytes
-_COMPRESSED = "_gluon_parallel_compressed"  # attribute of a trainer whose compression_params are those of a hook
+_compressed: Attached[bool] = Attached("compressed")  # trainers whose compression_params are those of a hook
 
 
 def connect(trainer: mx.gluon.Trainer, hook: Any, store: Any) -> HookedSum | None:
@@ -40,10 +44,8 @@ def connect(trainer: mx.gluon.Trainer, hook: Any, store: Any) -> HookedSum | Non
     where = f"communication_hook={hook!r}"
     if not callable(hook) and not isinstance(hook, StoreCompression):
         raise ValueError(f"{where}: expected one of gp.communication_hooks, or a function of (bucket, store)")
-    if trainer._compression_params:
-        raise ValueError(
-            f"{where}: the trainer has compression_params={trainer._compression_params!r}; use one of them"
-        )
+    if compression_of(trainer):
+        raise ValueError(f"{where}: the trainer has compression_params={compression_of(trainer)!r}; use one of them")
     kind = kind_of(store)
     if not kind.takes_hooks:
         raise ValueError(
@@ -58,9 +60,9 @@ def connect(trainer: mx.gluon.Trainer, hook: Any, store: Any) -> HookedSum | Non
         )
         return None
     if isinstance(hook, StoreCompression):
-        trainer._compression_params = hook.compression_params
-        setattr(trainer, _COMPRESSED, True)
-        if trainer._kv_initialized:
+        set_compression(trainer, hook.compression_params)
+        _compressed.set(trainer, True)
+        if has_made_store(trainer):
             store.set_gradient_compression(hook.compression_params, trainer)
         return None
     if survives(store):
@@ -68,7 +70,7 @@ def connect(trainer: mx.gluon.Trainer, hook: Any, store: Any) -> HookedSum | Non
             f"{where}: with --min-processes a step is repeated after a loss, and what a hook keeps cannot be taken "
             "back; use a compression by the store (float16, bfloat16), or leave --min-processes out"
         )
-    sparse = [parameter.name for parameter in trainer._params if parameter._grad_stype != "default"]
+    sparse = [parameter.name for parameter in parameters_of(trainer) if gradient_storage(parameter) != "default"]
     if sparse:
         raise GradientUnavailable(
             f"{where}: hooks get dense gradients, and that of {sparse[0]} is row_sparse; build the layer with "
@@ -79,10 +81,10 @@ def connect(trainer: mx.gluon.Trainer, hook: Any, store: Any) -> HookedSum | Non
 
 def _take_back(trainer: mx.gluon.Trainer, store: Any) -> None:
     """The hook of an earlier ``DataParallel`` does not sum or compress the trainer's gradients any more."""
-    vars(trainer).pop("_communication_hook", None)
-    if vars(trainer).pop(_COMPRESSED, False):
-        trainer._compression_params = None
-        if trainer._kv_initialized:
+    HOOKS.pop(trainer)
+    if _compressed.pop(trainer):
+        set_compression(trainer, None)
+        if has_made_store(trainer):
             store.set_gradient_compression({"type": "none"}, trainer)
 
 
@@ -98,7 +100,7 @@ class HookedSum:
     def sum(self, parameters: Sequence[mx.gluon.Parameter], divisor: float) -> None:
         """All copies of the gradients of `parameters` become the hook's sum of them; see :class:`GradientBucket`."""
         trainer, hook = self._trainer, self._hook
-        number_of = {id(parameter): number for number, parameter in enumerate(trainer._params)}
+        number_of = {id(parameter): number for number, parameter in enumerate(parameters_of(trainer))}
         copies = [list(map(as_legacy, parameter.list_grad())) for parameter in parameters]
         if copies and len(copies[0]) > 1:
             allreduce_each(copies)
@@ -117,7 +119,7 @@ class HookedSum:
             # Of these parameters: with ignore_stale_grad, other updates may have others.
             key = f"hook {zlib.crc32(repr(numbers).encode()):08x}"
             try:
-                sums = _checked(hook(bucket, BucketStore(trainer._kvstore, key, priority=-place)), bucket, hook)
+                sums = _checked(hook(bucket, BucketStore(store_of(trainer), key, priority=-place)), bucket, hook)
             except BaseException:  # Ctrl-C too
                 self.undo()
                 raise

@@ -18,9 +18,27 @@ from ..errors import NotFinite, PrecisionUnsupported
 from ..kvstore.contract import contract
 from ..kvstore.reserved_keys import OVERFLOW
 from ..kvstore.work import NumberSum
+from ..mxnet.blocks import own_parameters
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import BFLOAT16, as_legacy
 from ..mxnet.compat.replacing import stands_for
+from ..mxnet.loss_scaler import (
+    is_amp_initialized,
+    largest_scale,
+    num_without_overflow,
+    set_loss_scale,
+    updates_until_growth,
+)
+from ..mxnet.trainers import (
+    compression_of,
+    loss_scaler_of,
+    parameters_of,
+    scale_of,
+    scale_without_loss_scaling,
+    set_loss_scaler,
+    set_scale,
+    store_of,
+)
 from ..nn.blocks import blocks_of
 from ..split import as_devices
 
@@ -107,8 +125,7 @@ def active_precision() -> str | None:
     Example:
         >>> active_precision()
     """
-    module: Any = sys.modules.get("mxnet.contrib.amp.amp")
-    if module is None or not module._amp_initialized:
+    if not is_amp_initialized():
         return None
     probe = mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=1, no_bias=True)  # MXNet keeps the type nowhere else
     nodes = json.loads(probe.tojson(remove_amp_cast=False))["nodes"]
@@ -157,13 +174,13 @@ def refuse_unsupported(
             "nothing would be computed in that type; leave out mx.npx.set_np(), or mixed precision"
         )
     refuse_16_bits_on_cpus(net, devices)
-    for parameter in trainer._params:
+    for parameter in parameters_of(trainer):
         if np.dtype(parameter.dtype) == BFLOAT16:
             raise PrecisionUnsupported(
                 f"parameter {parameter.name} is bfloat16, which MXNet's optimizers do not know; leave net.cast out and "
                 "call gp.set_precision('bfloat16', devices) before the net is made: its weights stay float32"
             )
-    if getattr(trainer, "_amp_loss_scaler", None) and (trainer._compression_params or {}).get("type") == "2bit":
+    if loss_scaler_of(trainer) and (compression_of(trainer) or {}).get("type") == "2bit":
         raise PrecisionUnsupported(
             "loss scaling with compression_params of 2 bits: an overflow would be sent as the threshold, and stay in "
             "the residual for good; use {'type': 'fp16'}, or none"
@@ -176,7 +193,9 @@ def refuse_16_bits_on_cpus(net: mx.gluon.Block, devices: Sequence[mx.Context]) -
     layers = (nn.Dense, nn.conv_layers._Conv, rnn.rnn_layer._RNNLayer, rnn.RecurrentCell)
     _refuse_on_cpus(active_precision(), devices, f"amp.init({active_precision()!r})")
     for block in blocks_of(net):
-        if isinstance(block, layers) and any(np.dtype(one.dtype) == np.float16 for one in block._reg_params.values()):
+        if isinstance(block, layers) and any(
+            np.dtype(one.dtype) == np.float16 for one in own_parameters(block).values()
+        ):
             _refuse_on_cpus("float16", devices, f"layer {block.name} with float16 weights")
 
 
@@ -203,7 +222,7 @@ class LossScaling:
     @property
     def _scaler(self) -> Any:
         """MXNet's, or None."""
-        return getattr(self._trainer, "_amp_loss_scaler", None)
+        return loss_scaler_of(self._trainer)
 
     def restart(self) -> None:
         """Agree anew with the processes that are left after a loss."""
@@ -218,13 +237,14 @@ class LossScaling:
     def unscaling(self) -> Iterator[None]:
         """Within this block the trainer divides gradients by the scale; it does not look for overflows by itself."""
         trainer, scaler = self._trainer, self._scaler
-        before = trainer._scale
-        trainer._scale = trainer._amp_original_scale / scaler.loss_scale
-        trainer._amp_loss_scaler = None  # its own check sees one device, and gradients of earlier steps
+        before = scale_of(trainer)
+        set_scale(trainer, scale_without_loss_scaling(trainer) / scaler.loss_scale)
+        set_loss_scaler(trainer, None)  # its own check sees one device, and gradients of earlier steps
         try:
             yield
         finally:
-            trainer._scale, trainer._amp_loss_scaler = before, scaler
+            set_scale(trainer, before)
+            set_loss_scaler(trainer, scaler)
 
     def overflowed(self, gradients: Sequence[mx.nd.NDArray]) -> bool:
         """Whether to leave this update out, which all processes agree on; moves the scale.
@@ -234,21 +254,20 @@ class LossScaling:
         scaler = self._scaler
         # Processes may have reached different parameters, so each has looked at gradients that others have not.
         if self._sum is None:
-            self._sum = NumberSum(contract(self._trainer._kvstore), OVERFLOW, 1)
+            self._sum = NumberSum(contract(store_of(self._trainer)), OVERFLOW, 1)
         overflow = bool(self._sum.start(1 - all_finite(gradients)).wait()[0])
-        scale, count = scaler.loss_scale, 0 if overflow else scaler._unskipped + 1
+        scale, count = scaler.loss_scale, 0 if overflow else num_without_overflow(scaler) + 1
         if overflow:
             self.num_skipped += 1
             scale /= 2
-        elif count == scaler._scale_seq_len:
-            scale, count = min(scale * 2, scaler._max_loss_scale), 0
+        elif count == updates_until_growth(scaler):
+            scale, count = min(scale * 2, largest_scale(scaler)), 0
         if scale < _SMALLEST_SCALE:
             raise NotFinite(
                 f"the gradients are not finite, even with the loss multiplied by {2 * scale:g}: {self.num_skipped} "
                 "updates were left out. NaN among the inputs is the usual cause, or a learning rate that is too large"
             )
-        scaler._loss_scale = scaler._next_loss_scale = scale
-        scaler._unskipped = count
+        set_loss_scale(scaler, scale, count)
         return overflow
 
 

@@ -15,12 +15,13 @@ from ..kvstore import as_store, separate_training
 from ..kvstore.contract import contract
 from ..kvstore.reserved_keys import JOIN
 from ..kvstore.work import NumberSum
+from ..mxnet.attached import Attached
 from ..mxnet.compat import mx
 
 _Batch = TypeVar("_Batch")
 SEEDS = 2**32  # what NumPy's RandomState accepts
 LAST_BATCH = ("pad", "discard")
-_SUM = "_gluon_parallel_join"  # attribute of a store: its sums under JOIN
+_sums: Attached[NumberSum] = Attached("join")  # of stores, under JOIN
 
 
 def _is_seed(number: object) -> bool:
@@ -200,9 +201,8 @@ def join(batches: Iterable[_Batch], store: mx.kv.KVStoreBase) -> Iterator[_Batch
         >>> [batch for batch in join(["first", "second"], store)]
         ['first', 'second']
     """
-    if not hasattr(as_store(store, "gp.sampler.join"), _SUM):
-        setattr(store, _SUM, NumberSum(contract(store), JOIN, 1))
-    iterator, alive = iter(batches), getattr(store, _SUM)
+    alive = _sums.of(as_store(store, "gp.sampler.join")) or _sums.set(store, NumberSum(contract(store), JOIN, 1))
+    iterator = iter(batches)
     while True:
         batch = next(iterator, None)
         total = alive.start([batch is not None])

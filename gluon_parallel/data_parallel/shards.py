@@ -10,9 +10,11 @@ from ..errors import CheckpointError
 from ..kvstore.contract import contract, is_distributed
 from ..kvstore.reducer import Reducer
 from ..kvstore.trainer_parameters import fix_devices
+from ..mxnet.attached import Attached, replace_method
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_legacy
 from ..mxnet.engine import make_plain
+from ..mxnet.trainers import parameters_of, store_of, updaters_of
 from ..split import map_arrays
 
 # Those that update each value by itself, so that a part of an array is updated as in the whole one; subclasses may not.
@@ -24,26 +26,26 @@ _ALIGNED = 16  # values: where an array is cut
 # every owner can update early. Smaller parts would split the huge pages of gradients that are given back.
 _TURN = 1 << 20
 
-_SHARDS = "_gluon_parallel_shards"  # attribute of a trainer; a dictionary of trainers would keep them alive
+_shards: Attached[Shards] = Attached("shards")  # of trainers
 
 
 def shards_of(trainer: mx.gluon.Trainer) -> Shards | None:
     """How the optimizer's state of this trainer is divided; None if every device keeps all of it."""
-    return getattr(trainer, _SHARDS, None)
+    return _shards.of(trainer)
 
 
 def shard(trainer: mx.gluon.Trainer) -> Shards:
     """Divide the optimizer's state of this trainer from now on."""
     shards = shards_of(trainer)
     if shards is None:
-        shards = Shards(trainer)
-        setattr(trainer, _SHARDS, shards)
+        shards = _shards.set(trainer, Shards(trainer))
         fix_devices(
             trainer,
             "With shard_optimizer=True each device has a part of the optimizer's state: make the trainer after "
             "reset_ctx, or write a checkpoint before it, and load that into a new trainer",
         )
-        trainer.save_states = trainer.load_states = _refuse_files
+        for name in ("save_states", "load_states"):
+            replace_method(trainer, name, _refuse_files)
     return shards
 
 
@@ -133,19 +135,19 @@ class Shards:
 
     def divide(self, numbers: Iterable[int] = ()) -> None:
         """Give the parameters of these numbers, and those that are trained, owners; on all processes in one order."""
-        trained = [number for number, one in enumerate(self._trainer._params) if one.grad_req != "null"]
-        states = [number for updater in self._trainer._updaters for number in updater.states]
+        trained = [number for number, one in enumerate(parameters_of(self._trainer)) if one.grad_req != "null"]
+        states = [number for updater in updaters_of(self._trainer) for number in updater.states]
         new = sorted({*numbers, *trained, *states} - self._bounds.keys())
         if not new:
             return
-        store = contract(self._trainer._kvstore)
-        sizes = [self._trainer._params[number].list_data()[0].size for number in new]
+        store = contract(store_of(self._trainer))
+        sizes = [parameters_of(self._trainer)[number].list_data()[0].size for number in new]
         processes = parts(sizes, store.num_workers, self._whole)
         own = [bounds[store.rank + 1] - bounds[store.rank] for bounds in processes]
-        devices = parts(own, len(self._trainer._updaters), self._whole)
+        devices = parts(own, len(updaters_of(self._trainer)), self._whole)
         for number, between, within in zip(new, processes, devices):
             self._bounds[number] = between, [between[store.rank] + bound for bound in within]
-        for place, updater in enumerate(self._trainer._updaters):  # states from before hold whole arrays
+        for place, updater in enumerate(updaters_of(self._trainer)):  # states from before hold whole arrays
             for number in updater.states.keys() & set(new):
                 self.with_state.add(number)
                 begin, end = self.owned(number, place)
@@ -161,10 +163,10 @@ class Shards:
     def sum(self, whole: bool) -> None:
         """Sum the gradients over the processes; each gets the sums of what it owns, or with `whole` all of them."""
         self.divide()
-        trained = [number for number, one in enumerate(self._trainer._params) if one.grad_req != "null"][::-1]
-        arrays = [self._trainer._params[number].list_grad() for number in trained]
+        trained = [number for number, one in enumerate(parameters_of(self._trainer)) if one.grad_req != "null"][::-1]
+        arrays = [parameters_of(self._trainer)[number].list_grad() for number in trained]
         bounds = [self._bounds[number][0] for number in trained]
-        store = contract(self._trainer._kvstore)
+        store = contract(store_of(self._trainer))
         with store.summing_for(self._trainer):
             store.sum_parts(trained, arrays, bounds, whole)
 
@@ -173,7 +175,7 @@ class Shards:
         self.divide()
         if reducer is not self._reducer:
             self._reducer, self._pieces = reducer, {}
-        found: list[tuple[list, list, list]] = [([], [], []) for _ in self._trainer._updaters]
+        found: list[tuple[list, list, list]] = [([], [], []) for _ in updaters_of(self._trainer)]
         with mx.autograd.pause():
             make_plain(*itertools.chain.from_iterable(reducer.weights[place] for place in places))
             for place in places:
@@ -199,14 +201,14 @@ class Shards:
 
         `arrays` are a list for each number, of one array per device, of which the first has this process's part.
         """
-        if is_distributed(self._trainer._kvstore):
+        if is_distributed(store_of(self._trainer)):
             bounds = [self._bounds[number][0] for number in numbers]
-            contract(self._trainer._kvstore).gather_parts(numbers, arrays, bounds)
+            contract(store_of(self._trainer)).gather_parts(numbers, arrays, bounds)
 
     def _pieces_of(self, number: int, weights: list[mx.nd.NDArray], gradients: list[mx.nd.NDArray]) -> list[_Piece]:
         pieces = []
         # Between processes, the store copies from the first device to the others.
-        others = weights[:1] if is_distributed(self._trainer._kvstore) else weights
+        others = weights[:1] if is_distributed(store_of(self._trainer)) else weights
         for device, (weight, gradient) in enumerate(zip(weights, gradients)):
             begin, end = self.owned(number, device)
             if begin < end:

@@ -13,6 +13,8 @@ from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import Nested, as_current, as_tuple
 from ..mxnet.device_threads.thread import acting_as, call_from
 from ..mxnet.last_error import is_not_recorded
+from ..mxnet.parameters import gradient_storage, waits_for_shape
+from ..mxnet.trainers import LOSS_SCALER, check_devices, store_of
 from ..nn import convert_by_default, participants, say_what_was_converted
 from ..nn.blocks import net_and_loss
 from ..nn.sync_batch_norm.participants import groups_of, start_anew
@@ -116,7 +118,7 @@ class TrainingStep:
     ) -> None:
         """Give all processes the same weights, and make the update; the arguments are those of what this calls."""
         first_step.broadcast_weights(self._blocks, trainer, run)
-        store = trainer._kvstore
+        store = store_of(trainer)
         self._losses = LossOfParts(self._parts, store) if self._parts else LossPerSample(self._reduction)
         self._update = Update(self._blocks, trainer, self._losses, self.loss_scaling, compared, self._update_options)
         checks.warn_of_statistics(self._blocks, num_parts, store, words)
@@ -176,7 +178,6 @@ class DataParallel(TrainingStep):
         num_samples: of the last step, in this process.
         accumulate: as given.
         loss_scaling: the loss scale of mixed precision, see :class:`LossScaling`.
-        warns_of_equal_batches: whether there is a warning if the first batch is the same on all processes.
         mean: what the last step returned or, if its update has failed, would have returned.
         outputs: what the net returned in the last step, a list with one entry for each device that had samples, in the
             order of ``split_and_load``: ``metric.update(gp.split_and_load(labels, devices), parallel.outputs)`` counts
@@ -219,9 +220,9 @@ class DataParallel(TrainingStep):
         super().__init__(net, reduction, UpdateOptions(accumulate, clip_global_norm, ignore_stale_grad))
         checks.check_loss(loss, accumulate, reduction)
         self.loss, self.trainer, self._blocks = loss, trainer, net_and_loss(net, loss)
-        self.devices = as_devices(trainer._check_contexts() if devices is None else devices)
+        self.devices = as_devices(check_devices(trainer) if devices is None else devices)
         self.batch_axis, self.accumulate = batch_axis, int(accumulate)
-        self.warns_of_equal_batches = True
+        self._compares_batches = True
         self._processes: Any = None  # with which the update exchanges
         self._groups: list[SyncGroup] | None = None  # of the net's layers; None: not known, or on other devices
         self.outputs: list[Nested] = []
@@ -278,19 +279,19 @@ class DataParallel(TrainingStep):
         if self._num_written != written.num:  # parameters may have been moved
             checks.check_devices(self.trainer, self.devices)
             self._num_written = written.num
-        processes = getattr(self.trainer._kvstore, "ranks", None)
+        processes = getattr(store_of(self.trainer), "ranks", None)
         if self._update is None or processes is not self._processes:  # others are left after a loss
             self.loss_scaling.restart()
             if self._converts:  # before the net runs: a resumed run repeats its steps bit for bit
                 self._is_converted = convert_by_default(self.net, self.devices)
             first = shards[0][0] if shards else None
-            compared = first if self.warns_of_equal_batches else None
+            compared = first if self._compares_batches else None
             run = None if first is None else lambda: self._show_shapes(*first)
             self._make_update(self.trainer, run, compared, len(self.devices), checks.OF_SHARDS)
-            self._processes = getattr(self.trainer._kvstore, "ranks", None)
+            self._processes = getattr(store_of(self.trainer), "ranks", None)
         if self.accumulate > 1:
             for parameter in trainable(self.trainer):  # in every step: one that was frozen comes back with "write"
-                if parameter._grad_stype == "default":  # MXNet adds to no others; the update does
+                if gradient_storage(parameter) == "default":  # MXNet adds to no others; the update does
                     parameter.grad_req = "add"
         assert self._update is not None
         return self._update
@@ -298,7 +299,7 @@ class DataParallel(TrainingStep):
     def _show_shapes(self, inputs: tuple, labels: tuple) -> None:
         """Run the net once, and the loss if it has layers that wait for their shapes."""
         outputs = self.net(*inputs)
-        if any(parameter._deferred_init for parameter in self._blocks.collect_params().values()):
+        if any(waits_for_shape(parameter) for parameter in self._blocks.collect_params().values()):
             self.loss(*as_tuple(outputs), *labels)
 
     def _run(self, cut_batch: tuple[list, list[int], list[mx.Context]], num: int) -> mx.nd.NDArray:
@@ -310,7 +311,7 @@ class DataParallel(TrainingStep):
             returned[id(inputs)] = map_arrays(lambda array: array.detach(), outputs)
             return loss
 
-        scaler = getattr(self.trainer, "_amp_loss_scaler", None)  # of MXNet's mixed precision
+        scaler = getattr(self.trainer, LOSS_SCALER, None)  # of MXNet's mixed precision
         scale = 1.0 if scaler is None else self.loss_scaling.scale
         if self._groups is None or len(devices) < len(self.devices):
             with participants(self._blocks, devices):  # layers do not wait for other devices, which have no samples
@@ -319,7 +320,7 @@ class DataParallel(TrainingStep):
             if self._groups:
                 start_anew(self._groups)
             mean = self._losses.backward(run, shards, sizes, devices, scale)
-        if self._is_converted and contract(self.trainer._kvstore).rank == 0:  # once, not once per process
+        if self._is_converted and contract(store_of(self.trainer)).rank == 0:  # once, not once per process
             say_what_was_converted(self.net)
         if not self._has_checked_labels:  # the first step
             groups = groups_of(self._blocks)  # those of a graph are known once it has run
@@ -343,3 +344,8 @@ class DataParallel(TrainingStep):
         except (TypeError, mx.base.MXNetError) as error:
             error.args = (f"{error} {checks.call_in_words(inputs, labels, error)}",)
             raise
+
+
+def expect_equal_batches(parallel: DataParallel) -> None:
+    """Do not warn if the first batch is the same on all processes: of equal samples, equal batches are made."""
+    parallel._compares_batches = False

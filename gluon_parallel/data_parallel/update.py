@@ -14,6 +14,8 @@ from ..kvstore.reducer import Reducer, reducer_of, update_copies
 from ..kvstore.step_header import StepHeader, header_of
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import Nested, set_zero
+from ..mxnet.parameters import gradient_storage
+from ..mxnet.trainers import LOSS_SCALER, optimizer_of, scale_of, store_of
 from ..nn.sync_batch_norm.join import Join, refuse_graphs
 from ..sample_loss import LossPerSample
 from . import checks
@@ -49,9 +51,9 @@ class Update:
         self._survival = committing(trainer)  # of lost processes
         updates_before = 0 if self._survival is None else self._survival.num_updates
         self._finite = FiniteWeights(trainer, options.accumulate, updates_before)
-        self._header: StepHeader | None = header_of(trainer) if is_distributed(trainer._kvstore) else None
+        self._header: StepHeader | None = header_of(trainer) if is_distributed(store_of(trainer)) else None
         self._rows: dict[int, tuple] = {}  # id of a row_sparse gradient -> (the gradient, its sum over the steps)
-        self._net, self._join = net, Join(net, trainer._kvstore)
+        self._net, self._join = net, Join(net, store_of(trainer))
         self._joins = bool(self._join)  # then headers go before the forward pass, and several make an update
         self._shards = shards_of(trainer)
         self._num_updates = 0
@@ -72,7 +74,7 @@ class Update:
         if self._joins:
             mx.nd.waitall()  # so that no call of this process is in flight
         launch()
-        if self._joins and self._receive()["idle"] < contract(self._trainer._kvstore).num_workers:
+        if self._joins and self._receive()["idle"] < contract(store_of(self._trainer)).num_workers:
             self._join.follow()
         if not self._options.ignore_stale_grad:  # otherwise the other processes send which parameters they have reached
             reducer = reducer_of(self._trainer)
@@ -143,7 +145,7 @@ class Update:
             if hook is not None:
                 hook.sum([reducer.parameters[place] for place in places], num * self._loss_scaling.scale)
 
-            scaled = None if getattr(trainer, "_amp_loss_scaler", None) is None else self._loss_scaling
+            scaled = None if getattr(trainer, LOSS_SCALER, None) is None else self._loss_scaling
             overflow = scaled is not None and scaled.overflowed([reducer.gradients[place][0] for place in places])
             if self._survival is not None:
                 self._survival.commit([reducer.parameters[place] for place in places])
@@ -155,10 +157,10 @@ class Update:
             with contextlib.nullcontext() if scaled is None else scaled.unscaling():
                 if options.clip_global_norm is not None:
                     summed = [reducer.gradients[place] for place in places]
-                    gradients.clip(summed, options.clip_global_norm, trainer._scale / num)
+                    gradients.clip(summed, options.clip_global_norm, scale_of(trainer) / num)
                 if len(places) < len(reducer.places) and not options.ignore_stale_grad:
                     self._refuse_missed(reducer, places)
-                trainer._check_and_rescale_grad(trainer._scale / num)
+                optimizer_of(trainer).rescale_grad = scale_of(trainer) / num
                 update_copies(trainer, reducer, places, self._shards)
             self._num_updates += 1
             if self._num_updates == self._comparison.looks_at:
@@ -181,7 +183,7 @@ class Update:
     def _add_rows(self) -> None:
         """Add up the row_sparse gradients of the steps of one update, for which MXNet has no ``grad_req="add"``."""
         for parameter in gradients.trainable(self._trainer):
-            if parameter._grad_stype == "default":
+            if gradient_storage(parameter) == "default":
                 continue
             for fresh, gradient in zip(gradients.flags(parameter), parameter.list_grad()):
                 if fresh:

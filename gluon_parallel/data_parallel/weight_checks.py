@@ -16,9 +16,13 @@ from ..kvstore import as_store, together
 from ..kvstore.collective import gather
 from ..kvstore.contract import is_distributed
 from ..kvstore.step_header import DIGEST_BITS, StepHeader
+from ..mxnet.arrays import addresses_of
+from ..mxnet.blocks import options_of, own_parameters, parameters_by_structure
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import Nested, as_legacy, leaves, to_device
 from ..mxnet.engine import Call, check, make_plain, push, view
+from ..mxnet.parameters import has_values, values_of
+from ..mxnet.trainers import store_of
 from ..native import address
 from ..native.records import C, address_of
 from ..nn.blocks import blocks_of
@@ -54,7 +58,7 @@ class _Look:
         is_in_c = [array.ctx.device_type != "gpu" and np.dtype(array.dtype) in _DTYPES for array in arrays]
         self._on_host = [array for array, here in zip(arrays, is_in_c) if here and array.size]
         self._others = [array for array, here in zip(arrays, is_in_c) if not here]
-        handles = [array.handle.value for array in (*self._on_host, self._flags[0])]
+        handles = addresses_of((*self._on_host, self._flags[0]))
         sizes = [array.size for array in self._on_host]
         dtypes = [_DTYPES[np.dtype(array.dtype)] for array in self._on_host]
         self._memory = [np.array(one, np.int64) for one in (handles, sizes, dtypes)]
@@ -159,13 +163,15 @@ class WeightsComparison:
 
     def __init__(self, net: mx.gluon.Block, trainer: mx.gluon.Trainer, shard: Nested | None) -> None:
         self._net, self._trainer = net, trainer
-        self.looks_at = 1 if is_distributed(trainer._kvstore) else math.inf
+        self.looks_at = 1 if is_distributed(store_of(trainer)) else math.inf
         self.bits: mx.nd.NDArray | None = None
         self._inputs = next((leaf for _, leaf in leaves(shard) if isinstance(leaf, nd.NDArray)), None)
 
     def look(self, num_updates: int) -> None:
         self.looks_at = _after(num_updates, 1024)
-        others = [one for one in outside(self._net, self._trainer).values() if one.grad_req != "null" and one._data]
+        others = [
+            one for one in outside(self._net, self._trainer).values() if one.grad_req != "null" and values_of(one)
+        ]
         weights = [parameter.list_data()[0] for parameter in (*trainable(self._trainer), *others)]
         inputs = nd.zeros(DIGEST_BITS, ctx=mx.cpu(), dtype="float64")
         if self._inputs is not None:
@@ -182,7 +188,7 @@ class WeightsComparison:
 
     def check(self, num_updates: int, sums: np.ndarray) -> None:
         """Before the next update: compare by the header's `sums`. ReplicasDiffer, on every process: they differ."""
-        self.bits, store = None, self._trainer._kvstore
+        self.bits, store = None, store_of(self._trainer)
         equal = np.isin(sums, (0, store.num_workers))  # a bit that all processes have sums to their number
         if not equal[:DIGEST_BITS].all():
             check_replicas(self._net, store)
@@ -226,12 +232,12 @@ def check_replicas(net: mx.gluon.Block, store: mx.kv.KVStoreBase | None = None) 
         Traceback (most recent call last):
         gluon_parallel.errors.ReplicasDiffer: parameter weight differs between cpu(0) and cpu(1)...
     """
-    constant = [block for block in blocks_of(net) if getattr(block, "_kwargs", {}).get("use_global_stats")]
-    kept = {id(parameter) for block in constant for parameter in block._reg_params.values()}
+    constant = [block for block in blocks_of(net) if options_of(block).get("use_global_stats")]
+    kept = {id(parameter) for block in constant for parameter in own_parameters(block).values()}
     parameters = {
         name: parameter
-        for name, parameter in net._collect_params_with_prefix().items()
-        if parameter._data is not None and (id(parameter) in kept or not parameter.name.endswith(STATISTICS))
+        for name, parameter in parameters_by_structure(net).items()
+        if has_values(parameter) and (id(parameter) in kept or not parameter.name.endswith(STATISTICS))
     }
     copies = {name: [_digest(data.asnumpy()) for data in one.list_data()] for name, one in parameters.items()}
     apart = [name for name, digests in copies.items() if len(set(digests)) > 1]

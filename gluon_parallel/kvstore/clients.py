@@ -13,6 +13,24 @@ from typing import Any
 
 from ..errors import CompressionFault, GradientUnavailable, warn
 from ..mxnet.compat import mx
+from ..mxnet.modules import batch_size_of_module, compression_of_module, copies_by_name, weights_by_name
+from ..mxnet.optimizers import updater_in
+from ..mxnet.trainers import (
+    compression_of,
+    has_sparse_gradients,
+    has_sparse_weights,
+    numbers_by_name,
+    optimizer_of,
+    parameters_of,
+    set_compression,
+    set_sparse_gradients,
+    store_of,
+    wait_for_store,
+    waiting_for_store,
+    want_store,
+    wanted_store,
+    wants_update_on_store,
+)
 from . import separate_training
 from .base import Store
 from .contract import contract, is_distributed
@@ -59,7 +77,7 @@ def create_store(
 
 def _keeps_weights(store: Any, arg_params: Mapping[str, Any]) -> bool:
     """Whether a store updates weights of its own: MXNet's servers do, and a caller, or a row_sparse weight, may ask."""
-    is_asked = "MXNET_UPDATE_ON_KVSTORE" in os.environ or getattr(store, "_updater", None) is not None
+    is_asked = "MXNET_UPDATE_ON_KVSTORE" in os.environ or updater_in(store) is not None
     return is_asked or "dist" in store.type or any(array.stype != "default" for array in arg_params.values())
 
 
@@ -69,18 +87,18 @@ create_modules_store = functools.partial(create_store, client="mx.mod.Module", n
 def init_kvstore(init_in_mxnet: Callable[..., None], trainer: Any) -> None:
     """Make the store of a ``gluon.Trainer``, and warn where a single process asks for compression."""
     follow_parameters(trainer)
-    if trainer._kvstore_params["update_on_kvstore"] is not False:
+    if wants_update_on_store(trainer) is not False:
         _compare_on_servers(trainer)
-    if trainer._contains_sparse_grad:
-        store = trainer._kvstore_params["kvstore"] = open_named(trainer._kvstore_params["kvstore"])
+    if has_sparse_gradients(trainer):
+        store = want_store(trainer, open_named(wanted_store(trainer)))
         # Otherwise MXNet would refuse a store that is not its own.
-        trainer._contains_sparse_grad = not (isinstance(store, Store) and store.sums_rows)
+        set_sparse_gradients(trainer, not (isinstance(store, Store) and store.sums_rows))
     with _compressing_alone(trainer):
         init_in_mxnet(trainer)
     keep_states(trainer)
-    parameters, store = trainer._compression_params, trainer._kvstore
+    parameters, store = compression_of(trainer), store_of(trainer)
     if isinstance(store, Store) and store.sums_rows:  # weights were compared, and do not say how gradients are stored
-        sent = {number: one.list_grad() for number, one in enumerate(trainer._params) if one.grad_req != "null"}
+        sent = {number: one.list_grad() for number, one in enumerate(parameters_of(trainer)) if one.grad_req != "null"}
         store.compare([*sent], [*sent.values()])
     is_alone = store is None or (isinstance(store, Store) and store.num_workers == 1)
     if is_alone and parameters and dict(parameters).get("type") != "none":
@@ -94,47 +112,48 @@ def init_kvstore(init_in_mxnet: Callable[..., None], trainer: Any) -> None:
 @contextlib.contextmanager
 def _compressing_alone(trainer: Any) -> Iterator[None]:
     """While MXNet makes the store of a trainer: one of ours compresses this trainer's gradients alone."""
-    asked, store = trainer._compression_params, trainer._kvstore_params["kvstore"]
+    asked, store = compression_of(trainer), wanted_store(trainer)
     if asked:
-        store = trainer._kvstore_params["kvstore"] = open_named(store)
+        store = want_store(trainer, open_named(store))
     if not asked or not isinstance(store, Store) or not store.compresses:
         yield
         return
     store.set_gradient_compression(asked, trainer)
-    trainer._compression_params = None  # MXNet would have the store compress all that goes through it
+    set_compression(trainer, None)  # MXNet would have the store compress all that goes through it
     try:
         yield
     finally:
-        trainer._compression_params = asked
+        set_compression(trainer, asked)
 
 
 def init_params(init_in_mxnet: Callable[..., None], trainer: Any) -> None:
     """Give the store the parameters under their numbers, which MXNet asks for by name: two may have the same one."""
-    names, waiting = trainer._param2idx, trainer._params_to_init
-    if len(names) == len(trainer._params):
+    names, waiting = numbers_by_name(trainer), waiting_for_store(trainer)
+    if len(names) == len(parameters_of(trainer)):
         init_in_mxnet(trainer)
         return
-    if trainer._contains_sparse_weight:
+    if has_sparse_weights(trainer):
         raise GradientUnavailable(
             "gluon.Trainer: two of its parameters have the same name, and rows of row_sparse weights are pulled by "
             "names; give the nets prefixes of their own, such as Dense(..., prefix='first_')"
         )
     left = []
-    for number, parameter in enumerate(trainer._params):
+    for number, parameter in enumerate(parameters_of(trainer)):
         if any(parameter is one for one in waiting):
-            names[parameter.name], trainer._params_to_init = number, [parameter]
+            names[parameter.name] = number
+            wait_for_store(trainer, [parameter])
             init_in_mxnet(trainer)
-            left += trainer._params_to_init
-    trainer._params_to_init = left
+            left += waiting_for_store(trainer)
+    wait_for_store(trainer, left)
 
 
 def _compare_on_servers(trainer: Any) -> None:
     """Compare what the processes divide by, before each sends its optimizer: MXNet's servers take the last one."""
-    store = trainer._kvstore_params["kvstore"]
+    store = wanted_store(trainer)
     if isinstance(store, str) and store.lower().startswith("dist"):
-        store = trainer._kvstore_params["kvstore"] = mx.kv.create(store)  # MXNet opens it once
+        store = want_store(trainer, mx.kv.create(store))  # MXNet opens it once
     if isinstance(store, Servers) and not store.is_asynchronous:
-        store.agree([divided_by(1 / trainer._optimizer.rescale_grad)], ONE_DIVISOR)
+        store.agree([divided_by(1 / optimizer_of(trainer).rescale_grad)], ONE_DIVISOR)
 
 
 def init_optimizer(
@@ -147,14 +166,14 @@ def init_optimizer(
 ) -> None:
     """Make a Module's optimizer, which divides by the samples of all processes, and give all rank 0's weights."""
     kvstore = open_named(kvstore)
-    if isinstance(kvstore, Store) and kvstore.has_groups and module._compression_params:
+    if isinstance(kvstore, Store) and kvstore.has_groups and compression_of_module(module):
         if force_init or not module.optimizer_initialized:  # others that go through this store did not ask for it
             kvstore = kvstore.part(range(kvstore.num_workers))
     if not isinstance(kvstore, Store) or (module.optimizer_initialized and not force_init):
         init_in_mxnet(module, kvstore, optimizer, optimizer_params, force_init)
         return
     optimizer_params = dict(optimizer_params)
-    optimizer_params.setdefault("rescale_grad", 1.0 / (module._exec_group.batch_size * kvstore.num_workers))
+    optimizer_params.setdefault("rescale_grad", 1.0 / (batch_size_of_module(module) * kvstore.num_workers))
     divisor = divided_by(1 / optimizer_params["rescale_grad"])
     kvstore.agree([divisor], "Bind the Module to one batch_size on all processes")
     if isinstance(optimizer, mx.optimizer.Optimizer) and kvstore.num_workers > 1:
@@ -168,5 +187,6 @@ def init_optimizer(
     with warnings.catch_warnings():  # MXNet compares with the mean over this process's samples
         warnings.filterwarnings("ignore", "Optimizer created manually outside Module", UserWarning)
         init_in_mxnet(module, kvstore, optimizer, optimizer_params, force_init)
-    for name, copies in zip(module._param_names, module._exec_group.param_arrays):
-        kvstore.broadcast(name, module._arg_params[name], [module._arg_params[name], *copies])
+    weights = weights_by_name(module)
+    for name, copies in copies_by_name(module):
+        kvstore.broadcast(name, weights[name], [weights[name], *copies])

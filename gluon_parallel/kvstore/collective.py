@@ -11,6 +11,7 @@ from typing import Any, Callable
 import numpy as np
 
 from ..errors import BarrierTimeout, WorkerLost
+from ..mxnet.trainers import store_of
 from .contract import contract, state_of
 from .factory import as_store
 from .flight_recorder import CALL, RECORDER
@@ -70,7 +71,7 @@ def together(store: Any, function: Callable[[], Any], *loaders: Any) -> Any:
 
 def committing(trainer: Any) -> Any:
     """The object whose ``commit`` waits for all sums before an update of the trainer, or None."""
-    survival = None if trainer._kvstore is None else contract(trainer._kvstore).survival
+    survival = None if store_of(trainer) is None else contract(store_of(trainer)).survival
     return survival if survival is not None and survival.trainer is trainer else None
 
 

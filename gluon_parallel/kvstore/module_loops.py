@@ -7,17 +7,24 @@ other number of these; here they have the parameters' names, as in a store.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..allreduce import broadcast
 from ..errors import CheckpointError
+from ..mxnet.attached import Attached
 from ..mxnet.compat import mx
+from ..mxnet.modules import (
+    devices_of_module,
+    parameter_names,
+    store_of_module,
+    updater_of_module,
+    updates_on_modules_store,
+)
 from .base import Store
 
 # An updater -> for each name the sum of the gradients; these themselves stay, since a backward pass may add to them.
-_sums: weakref.WeakKeyDictionary[Any, dict[str, mx.nd.NDArray]] = weakref.WeakKeyDictionary()
+_sums: Attached[dict[str, mx.nd.NDArray]] = Attached("sums")
 
 
 def update_params(
@@ -46,16 +53,16 @@ def update_params(
 def load_states(load_in_mxnet: Callable[..., None], module: Any, fname: str) -> None:
     """Load a file of ``save_optimizer_states``, also of another number of devices: on one, states have numbers."""
     load_in_mxnet(module, fname)
-    updater = module._updater or getattr(module._kvstore, "_updater", None)
-    if updater is None or (len(module._context) > 1 and module._kvstore is None):
+    updater = updater_of_module(module)
+    if updater is None or (len(devices_of_module(module)) > 1 and store_of_module(module) is None):
         return
-    names = module._exec_group.param_names
+    names = parameter_names(module)
     if wrong := [key for key in updater.states if not isinstance(key, str) and key >= len(names)]:
         raise CheckpointError(
             f"{fname}: the optimizer's state number {max(wrong)} is of none of the {len(names)} parameters. It is of "
             "another net, or of several devices without a sum, whose numbers nobody knows"
         )
-    has_numbers = len(module._context) == 1 and not module._update_on_kvstore
+    has_numbers = len(devices_of_module(module)) == 1 and not updates_on_modules_store(module)
     known = {name: number for number, name in enumerate(names)} if has_numbers else dict(enumerate(names))
     for table in (updater.states, updater.states_synced):
         items = [(known.get(key, key), value) for key, value in table.items()]
@@ -65,7 +72,9 @@ def load_states(load_in_mxnet: Callable[..., None], module: Any, fname: str) -> 
 
 def _sum(store: Any, updater: Any, name: str, grads: Sequence[mx.nd.NDArray], priority: int) -> mx.nd.NDArray:
     """The sum of a gradient over devices and processes, on the first device."""
-    known, first = _sums.setdefault(updater, {}), grads[0]
+    known, first = _sums.of(updater), grads[0]
+    if known is None:
+        known = _sums.set(updater, {})
     if name not in known:
         known[name] = mx.nd.zeros(first.shape, first.ctx, first.dtype, stype=first.stype)
     if first.stype == "default" or isinstance(store, Store):

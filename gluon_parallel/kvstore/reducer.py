@@ -14,8 +14,21 @@ import numpy as np
 from ..allreduce import CopySums, broadcast, gradients
 from ..allreduce.copy_sums import push_sums
 from ..allreduce.marks import Marks, get_marks, set_marks, watch
+from ..mxnet.attached import Attached
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import set_zero
+from ..mxnet.library import check_call
+from ..mxnet.optimizers import count_for, counts_by_device
+from ..mxnet.parameters import checked_values, gradients_of, has_values, trainer_of, values_of, weight_storage
+from ..mxnet.trainers import (
+    compression_of,
+    devices_of,
+    is_distributed_in_mxnet,
+    parameters_of,
+    store_of,
+    updaters_of,
+    updates_on_store,
+)
 from ..native import provide
 from ..native.records import address_of
 from .base import Store
@@ -25,8 +38,7 @@ from .trainer_parameters import follow_parameters
 from .update_order import among_others, counts_of, one_by_one
 
 T = TypeVar("T")
-_REDUCER = "_gluon_parallel_reducer"  # attribute of a trainer; a dictionary of trainers would keep them alive
-_weights_of, _gradients_of = operator.attrgetter("_data"), operator.attrgetter("_grad")
+_reducers: Attached[Reducer] = Attached("reducer")  # of trainers
 
 
 class Reducer:
@@ -42,13 +54,13 @@ class Reducer:
     """
 
     def __init__(self, trainer: mx.gluon.Trainer) -> None:
-        everything = trainer._params
+        everything = parameters_of(trainer)
         self._everything, self._size = everything, len(everything)
-        self._arrays = [*map(_weights_of, everything)], [*map(_gradients_of, everything)]
+        self._arrays = [*map(values_of, everything)], [*map(gradients_of, everything)]
         self.parameters = gradients.trainable(trainer)
         chosen = {id(parameter) for parameter in self.parameters}
         self.numbers = [number for number, parameter in enumerate(everything) if id(parameter) in chosen]
-        self.weights = [parameter._check_and_get(parameter._data, list) for parameter in self.parameters]
+        self.weights = [checked_values(parameter) for parameter in self.parameters]
         self.gradients = [parameter.list_grad() for parameter in self.parameters]
         self.places = range(len(self.parameters))
         self._adds = any(parameter.grad_req == "add" for parameter in self.parameters)
@@ -60,17 +72,14 @@ class Reducer:
         self.of_devices = [*zip(map(list, zip(*self.gradients)), map(list, zip(*self.weights)))]
         self.devices = list({array.ctx: None for arrays in self.weights for array in arrays})
 
-    def __reduce__(self) -> tuple:
-        return type(None), ()  # a copy of the trainer has other arrays, and makes a reducer of its own
-
     def is_current(self, trainer: mx.gluon.Trainer) -> bool:
         """Whether the trainer's parameters have these arrays: another device, dtype or grad_req makes new ones."""
-        everything, (weights, grads) = trainer._params, self._arrays
+        everything, (weights, grads) = parameters_of(trainer), self._arrays
         return (
             everything is self._everything
             and len(everything) == self._size
-            and all(map(operator.is_, map(_weights_of, everything), weights))
-            and all(map(operator.is_, map(_gradients_of, everything), grads))
+            and all(map(operator.is_, map(values_of, everything), weights))
+            and all(map(operator.is_, map(gradients_of, everything), grads))
         )
 
     def all_fresh(self) -> bool:
@@ -137,7 +146,7 @@ class Reducer:
 
     def sum(self, trainer: mx.gluon.Trainer, places: Sequence[int]) -> None:
         """Sum the gradients at these places over devices and processes; where the trainer's store updates, update."""
-        store, sums = trainer._kvstore, self._sums
+        store, sums = store_of(trainer), self._sums
         if len(places) < len(self.places):
             sums = self._chosen(trainer, places)
         elif sums is None or self._store is not store:
@@ -148,8 +157,8 @@ class Reducer:
                 self._exchange(trainer, place)
         elif isinstance(sums, CopySums) and sums.is_all_in_c:
             for record in sums.records:
-                mx.base.check_call(push_sums(record, 0))
-        elif trainer._compression_params and store is not None:
+                check_call(push_sums(record, 0))
+        elif compression_of(trainer) and store is not None:
             with store.summing_for(trainer):
                 sums.push()
         else:
@@ -157,11 +166,11 @@ class Reducer:
 
     def _chosen(self, trainer: mx.gluon.Trainer, places: Sequence[int]) -> Plan | CopySums | None:
         """What sums the gradients at these places together, by the trainer's present store; None: that takes each."""
-        store = trainer._kvstore
+        store = store_of(trainer)
         if isinstance(store, Store):
             return self._plan_for(store, places)
         is_mxnets = type(store) is mx.kv.KVStore and store.type in ("local", "device") and not is_distributed(store)
-        if store is None or (is_mxnets and not trainer._update_on_kvstore and not trainer._compression_params):
+        if store is None or (is_mxnets and not updates_on_store(trainer) and not compression_of(trainer)):
             sums = CopySums([self.gradients[place] for place in places], are_plain=len(places) == len(self.places))
             if store is None or sums.is_all_in_c:
                 return sums
@@ -177,23 +186,25 @@ class Reducer:
 
     def _exchange(self, trainer: mx.gluon.Trainer, place: int) -> None:
         """Sum one parameter's gradients by a store of MXNet or of another library, as MXNet's Trainer does."""
-        store, number, grads = trainer._kvstore, self.numbers[place], self.gradients[place]
-        outs = self.weights[place] if trainer._update_on_kvstore else grads
+        store, number, grads = store_of(trainer), self.numbers[place], self.gradients[place]
+        outs = self.weights[place] if updates_on_store(trainer) else grads
         if grads[0].stype == "default":
             store.pushpull(number, grads, out=outs, priority=-number)
             return
         store.push(number, grads, priority=-number)
-        if self.parameters[place]._stype == "default":
-            store.pull(number, outs, priority=-number, ignore_sparse=trainer._distributed)
+        if weight_storage(self.parameters[place]) == "default":
+            store.pull(number, outs, priority=-number, ignore_sparse=is_distributed_in_mxnet(trainer))
 
 
 def reducer_of(trainer: mx.gluon.Trainer) -> Reducer:
     """The reducer of this trainer's gradients, made anew where its parameters have other arrays."""
-    reducer: Reducer | None = getattr(trainer, _REDUCER, None)
+    try:
+        reducer: Reducer | None = _reducers.read(trainer)
+    except AttributeError:
+        reducer = None
     if reducer is None or not reducer.is_current(trainer):
         follow_parameters(trainer)
-        reducer = Reducer(trainer)
-        setattr(trainer, _REDUCER, reducer)
+        reducer = _reducers.set(trainer, Reducer(trainer))
     return reducer
 
 
@@ -202,10 +213,10 @@ def _plan_steps() -> int:
     try:
         made = [*gradients.made]
         gradients.made.clear()
-        watch(parameter for parameter in made if parameter._trainer is None)
-        for trainer in {id(parameter._trainer): parameter._trainer for parameter in made}.values():
-            is_simple = trainer is None or (len(trainer._contexts or ()) < 2 and launched_group() is None)
-            if not is_simple and all(one.grad_req == "null" or one._data is not None for one in trainer._params):
+        watch(parameter for parameter in made if trainer_of(parameter) is None)
+        for trainer in {id(trainer_of(parameter)): trainer_of(parameter) for parameter in made}.values():
+            is_simple = trainer is None or (len(devices_of(trainer) or ()) < 2 and launched_group() is None)
+            if not is_simple and all(one.grad_req == "null" or has_values(one) for one in parameters_of(trainer)):
                 reducer_of(trainer)
     except Exception:  # the step makes the reducer, too, and says it
         gradients.made.clear()
@@ -222,7 +233,7 @@ provide("plan_steps", _plan_steps)
 
 def count_once(optimizer: mx.optimizer.Optimizer, devices: Sequence[mx.Context]) -> None:
     """Give all devices one table of counts, which a file of states may have for other devices alone."""
-    tables = optimizer._all_index_update_counts
+    tables = counts_by_device(optimizer)
     if len(tables) == 1 and all(device.device_id in tables for device in devices):
         return
     numbers = {*tables, *(device.device_id for device in devices)}
@@ -234,7 +245,7 @@ def from_one_state(optimizer: mx.optimizer.Optimizer, items: Iterable[T]) -> Ite
     """Iterate over `items`: for each, the optimizer is what it is for the first; :func:`count_once` comes before."""
     parts = [optimizer, *_schedules(optimizer.lr_scheduler)]
     before = [dict(vars(part)) for part in parts]
-    table = next(iter(optimizer._all_index_update_counts.values()))
+    table = next(iter(counts_by_device(optimizer).values()))
     counts = dict(table)
     for place, item in enumerate(items):
         if place:
@@ -281,13 +292,13 @@ def update_copies(trainer: mx.gluon.Trainer, reducer: Reducer, places: Sequence[
     else:
         owned = [(numbers, [g[at] for at in places], [w[at] for at in places]) for g, w in reducer.of_devices]
     has_updated_all = shards is not None or _repeats(optimizer)
-    devices = zip(trainer._updaters, trainer._contexts, owned if has_updated_all else owned[:1])
+    devices = zip(updaters_of(trainer), devices_of(trainer), owned if has_updated_all else owned[:1])
     try:
         for updater, device, (own, grads, weights) in from_one_state(optimizer, devices) if len(owned) > 1 else devices:
             if len(own) == len(numbers):
                 turns = [slice(None)] if updater.aggregate_updates else one_by_one(optimizer, own)
             else:
-                optimizer._set_current_context(device.device_id)
+                count_for(optimizer, device.device_id)
                 turns = among_others(updater, numbers, own, [reducer.weights[place][0].dtype for place in places])
             for part in turns:
                 if own[part]:
@@ -302,4 +313,4 @@ def update_copies(trainer: mx.gluon.Trainer, reducer: Reducer, places: Sequence[
         shards.share(reducer, places)
     reducer.mark(False, places)
     if gradients.summed:
-        gradients.use_sums([reducer.parameters[place] for place in places], contract(trainer._kvstore).rank == 0)
+        gradients.use_sums([reducer.parameters[place] for place in places], contract(store_of(trainer)).rank == 0)

@@ -11,6 +11,7 @@ from ..errors import ArrayMismatch, CompressionFault, StoreUnavailable, WorkerLo
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_tuple
 from ..mxnet.engine import ending
+from ..mxnet.library import free_store
 from .base import pairs
 from .contract import Contract
 from .environment import default_timeout
@@ -171,7 +172,7 @@ class Servers(Contract, mx.kvstore.KVStore):
         finally:
             handle = self.handle
             del self.handle
-            mx.base.check_call(mx.base._LIB.MXKVStoreFree(handle))
+            free_store(handle)
 
     __del__ = close
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..mxnet.trainers import parameters_of, store_of
 from .contract import contract
 from .handshake import FEWER_PASSES, ONE_DIVISOR, ONE_RATE, differ, divided_by
 from .reserved_keys import HEADER
@@ -114,6 +115,6 @@ _headers: weakref.WeakKeyDictionary[Any, StepHeader] = weakref.WeakKeyDictionary
 def header_of(trainer: Any) -> StepHeader:
     """The header of this trainer's steps over the processes of its store, which is made by now."""
     header = _headers.get(trainer)
-    if header is None or not header.is_of(trainer._kvstore):
-        header = _headers[trainer] = StepHeader(trainer._kvstore, len(trainer._params))
+    if header is None or not header.is_of(store_of(trainer)):
+        header = _headers[trainer] = StepHeader(store_of(trainer), len(parameters_of(trainer)))
     return header

@@ -16,8 +16,20 @@ import numpy as np
 
 from ..allreduce import gradients as fresh
 from ..errors import GradientUnavailable, InexactUpdate, warn
+from ..mxnet.attached import Attached
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_legacy
+from ..mxnet.parameters import gradients_of
+from ..mxnet.trainers import (
+    devices_of,
+    has_made_store,
+    loss_scaler_of,
+    optimizer_of,
+    parameters_of,
+    scale_of,
+    store_of,
+    updates_on_store,
+)
 from .base import Store
 from .collective import committing
 from .contract import contract, is_distributed
@@ -30,7 +42,7 @@ from .update_order import one_by_one
 _sums_over_devices: weakref.WeakSet = weakref.WeakSet()  # trainers without a store, whose devices are summed over here
 # Parameters that a backward pass has reached, or whose gradients were looked at, in the loop of any trainer.
 _known: weakref.WeakSet = weakref.WeakSet()
-_loops: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # trainer -> _Loop
+_loops: Attached[_Loop] = Attached("loop")  # of trainers
 
 
 def sum_over_devices(trainer: Any) -> None:
@@ -40,7 +52,7 @@ def sum_over_devices(trainer: Any) -> None:
 
 def forget(trainer: Any) -> None:
     """Forget the loop that `trainer` is used in, and sum anew with the processes that are left after a loss."""
-    _loops.pop(trainer, None)
+    _loops.pop(trainer)
 
 
 class _Loop:
@@ -70,13 +82,13 @@ class _Loop:
         header.own["passes"][header.rank] = -num_passes if fewer else num_passes
         self._own, self._passes, self._has_changed = own, num_passes or self._passes, fewer
         if updates:
-            before, rescale = self._divisor, trainer._optimizer.rescale_grad
-            self._divisor = trainer._scale / rescale if rescale else 0.0
+            before, rescale = self._divisor, optimizer_of(trainer).rescale_grad
+            self._divisor = scale_of(trainer) / rescale if rescale else 0.0
             header.own["divisors"][header.rank] = self._divisor
-            header.own["rates"][header.rank] = trainer._optimizer.learning_rate
+            header.own["rates"][header.rank] = optimizer_of(trainer).learning_rate
             self._has_changed |= self._divisor != before
         header.send()
-        missing = any(not flag for flag, parameter in zip(own, trainer._params) if parameter.grad_req != "null")
+        missing = any(not flag for flag, parameter in zip(own, parameters_of(trainer)) if parameter.grad_req != "null")
         return header.read()["reached"] if missing else own
 
     def before_update(self, trainer: Any) -> None:
@@ -93,23 +105,23 @@ class _Loop:
 
 
 def _loop(trainer: Any) -> _Loop:
-    return _loops.setdefault(trainer, _Loop())
+    return _loops.of(trainer) or _loops.set(trainer, _Loop())
 
 
 def _is_simple(trainer: Any) -> bool:
     """Whether MXNet's own way is right: one device of one process."""
-    is_one = len(trainer._contexts or ()) < 2
-    return is_one and (trainer._kvstore is None or not is_distributed(trainer._kvstore))
+    is_one = len(devices_of(trainer) or ()) < 2
+    return is_one and (store_of(trainer) is None or not is_distributed(store_of(trainer)))
 
 
 def _updates_on_store(trainer: Any) -> bool:
-    return bool(trainer._kvstore and trainer._update_on_kvstore)
+    return bool(store_of(trainer) and updates_on_store(trainer))
 
 
 def step(step_in_mxnet: Callable[..., None], trainer: Any, batch_size: int, ignore_stale_grad: bool = False) -> None:
     """Make a step of MXNet's Trainer; without `ignore_stale_grad`, parameters without fresh gradients are refused."""
     follow_parameters(trainer)
-    if trainer._kv_initialized and _is_simple(trainer):
+    if has_made_store(trainer) and _is_simple(trainer):
         step_in_mxnet(trainer, batch_size, ignore_stale_grad)
         return
     loop = _loop(trainer)
@@ -135,13 +147,13 @@ def allreduce_grads(allreduce_in_mxnet: Callable[..., None], trainer: Any) -> No
     if fresh.clipped:
         fresh.refuse_clipped(reducer.parameters, _sums_over_processes(trainer))
     reached = _reached(trainer, loop, reducer, own)
-    if not is_distributed(trainer._kvstore) and (len(own) < len(reducer.places) or loop.all_known is not reducer):
+    if not is_distributed(store_of(trainer)) and (len(own) < len(reducer.places) or loop.all_known is not reducer):
         _check_left_out(trainer, loop, reducer)
-    if trainer._kvstore is None and trainer not in _sums_over_devices:
+    if store_of(trainer) is None and trainer not in _sums_over_devices:
         return
     reducer.zero_stale(reached)
-    if _updates_on_store(trainer) and not is_distributed(trainer._kvstore):
-        count_once(trainer.optimizer, trainer._contexts)
+    if _updates_on_store(trainer) and not is_distributed(store_of(trainer)):
+        count_once(trainer.optimizer, devices_of(trainer))
         for part in one_by_one(trainer.optimizer, [reducer.numbers[place] for place in reached]):
             reducer.sum(trainer, reached[part])
     else:
@@ -155,7 +167,7 @@ def allreduce_grads(allreduce_in_mxnet: Callable[..., None], trainer: Any) -> No
 
 
 def _sums_over_processes(trainer: Any) -> bool:
-    return is_distributed(trainer._kvstore) and not contract(trainer._kvstore).is_asynchronous
+    return is_distributed(store_of(trainer)) and not contract(store_of(trainer)).is_asynchronous
 
 
 def _refuse_sum_per_device(trainer: Any, loop: _Loop, before: np.ndarray) -> None:
@@ -167,11 +179,11 @@ def _refuse_sum_per_device(trainer: Any, loop: _Loop, before: np.ndarray) -> Non
     here = loop.devices
     if here is None or here[0] or not here.any() or not before.any() or (here & before).any():
         return
-    names = [str(device) for device, has in zip(trainer._contexts, here) if has]
+    names = [str(device) for device, has in zip(devices_of(trainer), here) if has]
     text = (
-        f"gluon.Trainer sums over {trainer._contexts}, but only {', '.join(names)} has new gradients, and in the step "
-        "before others had. Call trainer.step(num_samples) once for all devices, behind the loop over them, with the "
-        "number of all samples. Where some devices are meant to have no samples, let it be the last ones"
+        f"gluon.Trainer sums over {devices_of(trainer)}, but only {', '.join(names)} has new gradients, and in the "
+        "step before others had. Call trainer.step(num_samples) once for all devices, behind the loop over them, with "
+        "the number of all samples. Where some devices are meant to have no samples, let it be the last ones"
     )
     if loop.refuses:
         raise GradientUnavailable(f"{text}, or call step with ignore_stale_grad=True")
@@ -185,13 +197,13 @@ def _sends_zeros(trainer: Any) -> bool:
 
 def _reached(trainer: Any, loop: _Loop, reducer: Reducer, own: Sequence[int]) -> Sequence[int]:
     """The places of the parameters to sum: those that the losses of any process have reached, where they can tell."""
-    store = trainer._kvstore
+    store = store_of(trainer)
     if _sends_zeros(trainer) or (is_distributed(store) and not isinstance(store, (Store, Servers))):
         return reducer.places
     if not is_distributed(store) or _updates_on_store(trainer):
         return own
     found = {reducer.numbers[place] for place in own}
-    reached, num_passes = [number in found for number in range(len(trainer._params))], reducer.count_passes()
+    reached, num_passes = [number in found for number in range(len(parameters_of(trainer)))], reducer.count_passes()
     counts = loop.counts(trainer, reached, loop.in_step, num_passes if own else 0)
     return [place for place in reducer.places if counts[reducer.numbers[place]]]
 
@@ -205,7 +217,7 @@ def _check_left_out(trainer: Any, loop: _Loop, reducer: Reducer) -> None:
             raise _stale(parameter, "nothing has been updated")
         elif _updates_on_store(trainer) and parameter not in _known:
             _known.add(parameter)
-            if any(as_legacy(gradient).asnumpy().any() for gradient in parameter._grad):
+            if any(as_legacy(gradient).asnumpy().any() for gradient in gradients_of(parameter)):
                 raise GradientUnavailable(
                     f"the gradients of {parameter.name} were written by no backward pass, so ignore_stale_grad=True "
                     "leaves it out. Mark them before: for array in parameter.list_data(): array._fresh_grad = True"
@@ -222,7 +234,7 @@ def _stale(parameter: Any, what_happened: str) -> UserWarning:
 
 def _warn_of_zeros(trainer: Any, parameter: Any) -> None:
     warn(
-        f"{parameter.name} has no fresh gradient in this process. The servers of {trainer._kvstore.type!r} update it "
+        f"{parameter.name} has no fresh gradient in this process. The servers of {store_of(trainer).type!r} update it "
         "all the same, if only by weight decay and momentum; gluon.Trainer(..., update_on_kvstore=False) leaves it out",
         InexactUpdate,
     )
@@ -238,8 +250,8 @@ def update(update_in_mxnet: Callable[..., None], trainer: Any, ignore_stale_grad
     if survival is not None:
         survival.commit(fresh.trainable(trainer))
     if is_simple:
-        if trainer._params:
-            count_once(trainer.optimizer, trainer._params[0].list_ctx())
+        if parameters_of(trainer):
+            count_once(trainer.optimizer, parameters_of(trainer)[0].list_ctx())
         update_in_mxnet(trainer, ignore_stale_grad)
         return
     loop, reducer = _loop(trainer), reducer_of(trainer)
@@ -249,8 +261,8 @@ def update(update_in_mxnet: Callable[..., None], trainer: Any, ignore_stale_grad
         if loop.is_separate:
             update_in_mxnet(trainer, ignore_stale_grad)
             return
-        scaler = getattr(trainer, "_amp_loss_scaler", None)
-        if scaler is not None and scaler.has_overflow(trainer._params):
+        scaler = loss_scaler_of(trainer)
+        if scaler is not None and scaler.has_overflow(parameters_of(trainer)):
             fresh.summed.difference_update(reducer.parameters)
             reducer.mark(False)
             return
@@ -266,13 +278,13 @@ def update(update_in_mxnet: Callable[..., None], trainer: Any, ignore_stale_grad
 
 def _check_sums(trainer: Any, loop: _Loop, reducer: Reducer) -> None:
     """Warn, once, of gradients that nobody sums; refuse a parameter of which some copies have no gradient."""
-    if trainer._kvstore is None and trainer not in _sums_over_devices and loop.is_separate is None:
+    if store_of(trainer) is None and trainer not in _sums_over_devices and loop.is_separate is None:
         loop.is_separate = _is_separate(reducer.parameters)
         if loop.is_separate:
             warn(
-                f"gluon.Trainer(..., kvstore=None) sums no gradients: each of {trainer._contexts} updates its own copy "
-                "of the weights. Leave kvstore=None out, or sum before: gp.allreduce(parameter.list_grad()) for each. "
-                "Where that is meant: warnings.filterwarnings('ignore', category=gp.errors.InexactUpdate)",
+                f"gluon.Trainer(..., kvstore=None) sums no gradients: each of {devices_of(trainer)} updates its own "
+                "copy of the weights. Leave kvstore=None out, or sum before: gp.allreduce(parameter.list_grad()) for "
+                "each. Where that is meant: warnings.filterwarnings('ignore', category=gp.errors.InexactUpdate)",
                 InexactUpdate,
             )
     if loop.is_separate:
@@ -284,7 +296,7 @@ def _check_sums(trainer: Any, loop: _Loop, reducer: Reducer) -> None:
     for place, parameter in enumerate(reducer.parameters):
         marks = reducer.marks[place]
         if parameter in fresh.summed:
-            if marks.any() and (is_distributed(trainer._kvstore) or _differ(parameter._grad)):
+            if marks.any() and (is_distributed(store_of(trainer)) or _differ(gradients_of(parameter))):
                 raise GradientUnavailable(
                     f"a backward pass has written the gradients of {parameter.name} after they were summed; call "
                     "trainer.allreduce_grads() after the last backward pass"
@@ -304,7 +316,7 @@ def _is_separate(parameters: Sequence[Any]) -> bool | None:
     for parameter in parameters:
         if parameter in fresh.summed:
             return False
-        written = [array for array, mark in zip(parameter._grad, fresh.flags(parameter)) if mark]
+        written = [array for array, mark in zip(gradients_of(parameter), fresh.flags(parameter)) if mark]
         if len(written) > 1:
             found = _differ(written)
         if found:

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..mxnet.compat import mx
+from ..mxnet.optimizers import count_updates, counts_by_device
 
 
 def counts_of(optimizer: mx.optimizer.Optimizer) -> dict[int, int]:
     """Number of a parameter -> how often it was updated; the largest of all devices' counts."""
     merged: dict[int, int] = {}
-    for table in optimizer._all_index_update_counts.values():
+    for table in counts_by_device(optimizer).values():
         merged.update((number, max(count, merged.get(number, 0))) for number, count in table.items())
     return merged
 
@@ -55,10 +56,10 @@ def among_others(
         dtypes: of all, for an optimizer that updates several at once has those of one dtype together.
     """
     optimizer, mine = updater.optimizer, {*own}
-    counts = next(iter(optimizer._all_index_update_counts.values()))
+    counts = next(iter(counts_by_device(optimizer).values()))
     are_equal = len({counts.get(number, optimizer.begin_num_update) for number in numbers}) < 2
     if optimizer.lr_scheduler is None or are_equal:
-        optimizer._update_count([number for number in numbers if number not in mine])
+        count_updates(optimizer, [number for number in numbers if number not in mine])
         yield from [slice(None)] if updater.aggregate_updates else one_by_one(optimizer, own)
         return
     together: dict[Any, list[int]] = {}
@@ -72,5 +73,5 @@ def among_others(
             turn = group[begin : begin + size]
             after = [counts.get(number, optimizer.begin_num_update) + 1 for number in turn]
             optimizer.num_update = max(optimizer.num_update, *after)
-            optimizer._update_count([number for number in turn if number not in mine])
+            count_updates(optimizer, [number for number in turn if number not in mine])
             yield from (slice(place[number], place[number] + 1) for number in turn if number in mine)

@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import ExchangeError, WorkerLost
+from ..mxnet.arrays import addresses_of
 from ..mxnet.compat import mx
 from ..mxnet.engine import check, make_room, view
 from ..mxnet.engine.failures import remember
+from ..mxnet.library import check_call
 from ..native import function, provide
 from ..native.records import C, address_of
 from . import flight_recorder
@@ -53,7 +55,7 @@ class Work:
 
     def __init__(self, store: Any, key: Hashable, array: Any) -> None:
         make_room()
-        self._record = C.Arrival(arrived=1, array=array.handle.value)  # first, for __del__
+        self._record = C.Arrival(arrived=1, array=addresses_of([array])[0])  # first, for __del__
         self.array, self._store, self._key = array, store, key
         self._address, self._last = address_of(self._record), 0
         self._then: Callable[[], None] | None = None
@@ -70,7 +72,7 @@ class Work:
             _waiting[self._address] = self
             self._last = self._last or address_of(view(self.array)[-1:])
         self._record.value = 0 if then is None else self._last
-        mx.base.check_call(_expect(self._address))
+        check_call(_expect(self._address))
 
     def cancel(self) -> None:
         """Do not call `then`, if it has not been called."""

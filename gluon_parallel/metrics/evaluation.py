@@ -7,6 +7,7 @@ from ..kvstore import as_store, collective, separate_training, together
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_legacy, as_tuple, leaves
 from ..mxnet.device_threads import parallel_apply
+from ..mxnet.parameters import is_initialized
 from ..split import as_devices, first_samples, map_arrays, num_samples, split_and_load, with_arrays
 from .merging import adds_up, merge
 from .named import SampleLoss, created
@@ -177,7 +178,7 @@ def check_devices(net, devices, where):
     """Refuse devices that the net's parameters are not on; `where` is the function that was handed them."""
     parameters = net.collect_params().values() if isinstance(net, mx.gluon.Block) else ()
     for parameter in parameters:
-        if parameter._data is None and not parameter._deferred_init:  # not initialised: an error only if it is used
+        if not is_initialized(parameter):  # not initialised: an error only if it is used
             continue
         there = parameter.list_ctx()
         if missing := [device for device in devices if device not in there]:

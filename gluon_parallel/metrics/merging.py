@@ -8,6 +8,7 @@ from ..errors import BatchMismatch
 from ..kvstore import as_store, collective
 from ..kvstore.collective import gather, gather_objects
 from ..mxnet.compat import mx
+from ..mxnet.metrics import mcc_average, mcc_counts
 from .coco import COCOMeanAP
 
 # What these metrics of MXNet know is a sum over samples, and their number, which add up however a batch is divided.
@@ -124,8 +125,8 @@ def _counts(metric):
     """The counts behind an F1 or MCC over all samples, else None."""
     if type(metric) is mx.metric.F1 and metric.average != "macro":
         return metric.metrics
-    if type(metric) is mx.metric.MCC and metric._average != "macro":
-        return metric._metrics
+    if type(metric) is mx.metric.MCC and mcc_average(metric) != "macro":
+        return mcc_counts(metric)
     return None
 
 

@@ -9,11 +9,14 @@ from typing import Any, Callable
 
 from ..errors import warn
 from ..kvstore import check_sync_group
+from ..mxnet.blocks import forget_graph, options_of, own_parameters, set_options
 from ..mxnet.compat import mx
 from ..mxnet.compat.replacing import named_arguments, stands_for
+from ..mxnet.parameters import is_initialized
 from .blocks import blocks_of
 from .sync_batch_norm.graph import sync_batch_norm_symbol
 from .sync_batch_norm.layer import SyncBatchNorm
+from .sync_batch_norm.sync_group import GROUPS
 
 CONTRIB, _CONTRIB_SYMBOL = mx.gluon.contrib.nn.SyncBatchNorm, mx.sym.contrib.SyncBatchNorm
 _SYMBOLS_ARGUMENTS = inspect.signature(_CONTRIB_SYMBOL)
@@ -69,8 +72,8 @@ def convert_sync_batchnorm(
             raise TypeError(f"{block.name}: BatchNormReLU has a fused activation; use BatchNorm and Activation")
     for layer in layers:
         if type(layer) is CONTRIB:
-            layer._kwargs = {name: layer._kwargs[name] for name in ("eps", "momentum", "fix_gamma", "use_global_stats")}
-            layer._kwargs["axis"] = 1
+            kept = {name: options_of(layer)[name] for name in ("eps", "momentum", "fix_gamma", "use_global_stats")}
+            set_options(layer, {**kept, "axis": 1})
     _turn(net, layers, SyncBatchNorm)
     for layer in layers:
         layer._synchronise(num_devices, kvstore, timeout, group)
@@ -104,13 +107,15 @@ def convert_global_pooling(net: mx.gluon.Block) -> mx.gluon.Block:
         >>> isinstance(convert_global_pooling(net)[0], GlobalAvgPool2D)
         True
     """
-    layers = [block for block in blocks_of(net) if type(block) is _POOLING and block._kwargs.get("layout") == "NCHW"]
+    layers = [
+        block for block in blocks_of(net) if type(block) is _POOLING and options_of(block).get("layout") == "NCHW"
+    ]
     return _turn(net, layers, GlobalAvgPool2D)
 
 
 def _has_batch_norm(block: mx.gluon.SymbolBlock) -> bool:
-    return any(name.endswith(("running_mean", "moving_mean")) for name in block._reg_params) and not any(
-        hasattr(parameter, "sync_group") for parameter in block._reg_params.values()
+    return any(name.endswith(("running_mean", "moving_mean")) for name in own_parameters(block)) and not any(
+        GROUPS.of(parameter) is not None for parameter in own_parameters(block).values()
     )
 
 
@@ -121,7 +126,7 @@ def _turn(net: mx.gluon.Block, layers: list[mx.gluon.Block], kind: type) -> mx.g
     if layers:  # the cached graphs were traced with the old ones
         for block in blocks_of(net):
             if isinstance(block, mx.gluon.HybridBlock) and not isinstance(block, mx.gluon.SymbolBlock):
-                block._clear_cached_op()
+                forget_graph(block)
     return net
 
 
@@ -193,9 +198,9 @@ def warn_of_contrib(
 ) -> Any:
     """Run MXNet's layer; warn, once in a program, when it is used on several CPU devices."""
     global _has_warned
-    if not _has_warned and mx.autograd.is_training() and layer._kwargs["ndev"] > 1:
+    if not _has_warned and mx.autograd.is_training() and options_of(layer)["ndev"] > 1:
         mean = layer.running_mean
-        devices = mean.list_ctx() if mean._data is not None or mean._deferred_init else []
+        devices = mean.list_ctx() if is_initialized(mean) else []
         if len(devices) > 1 and devices[0].device_type == "cpu":
             _has_warned = True
             warn(

@@ -11,15 +11,25 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Callable
 
 from ..allreduce import gradients
+from ..mxnet.blocks import (
+    Executor,
+    add_hook,
+    backend_of,
+    executor_inputs,
+    executor_of,
+    flatten,
+    infer_shapes,
+    own_parameters,
+)
 from ..mxnet.compat import mx
 from ..mxnet.compat.replacing import stands_for
+from ..mxnet.parameters import draw_first_values, has_values, waits_for_shape
 from .for_cpu import for_cpu, is_faster_on
 from .frozen_weights import DenseLayer, dense_layers, with_weight_gradients
 from .sync_batch_norm.graph import synchronised
 from .sync_batch_norm.participants import SynchronisedExecutor
 
 _Flags = Sequence[tuple[str, Any]]
-_CachedOp: Any = mx.nd._internal.CachedOp  # MXNet's own, whatever `mx.nd.CachedOp` is
 _building = threading.local()  # .block: the block whose graph this thread builds
 _lock = threading.RLock()
 _waiting: weakref.WeakSet[mx.gluon.Parameter] = weakref.WeakSet()  # parameters whose shapes were not known
@@ -32,7 +42,7 @@ os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_i
 def build_cache(build_in_mxnet: Callable[..., None], block: mx.gluon.HybridBlock, *args: Any) -> None:
     """Build the graph of a block, unless another thread has built it meanwhile."""
     with _alone(), building(block):
-        if block._cached_op is None or block._backend is not None:  # which `optimize_for` sets, to build it anew
+        if executor_of(block) is None or backend_of(block) is not None:  # which `optimize_for` sets, to build it anew
             build_in_mxnet(block, *args)
 
 
@@ -50,7 +60,7 @@ def building(block: mx.gluon.HybridBlock) -> Iterator[None]:
 def initialize(initialize_in_mxnet: Callable[..., None], parameter: mx.gluon.Parameter, *args: Any, **kw: Any) -> None:
     """Initialize a parameter as MXNet does; blocks are watched until all of unknown shapes have one."""
     initialize_in_mxnet(parameter, *args, **kw)
-    if parameter._deferred_init:
+    if waits_for_shape(parameter):
         with _lock:
             _waiting.add(parameter)
             if mx.gluon.HybridBlock.forward is _forward_in_mxnet:
@@ -64,9 +74,9 @@ def forward(block: mx.gluon.HybridBlock, x: Any, *args: Any) -> Any:
     It replaces MXNet's method as long as parameters wait for a shape. One that MXNet has begun to make counts as not
     initialized in other threads, then as one without gradient.
     """
-    parameters = block._reg_params.values()
+    parameters = own_parameters(block).values()
     for parameter in parameters:  # a loop, because every layer of a net that is not hybridized asks
-        if parameter._data is None or _making:
+        if not has_values(parameter) or _making:
             finish_initialization(block, (x, *args), parameters)
             break
     return _forward_in_mxnet(block, x, *args)
@@ -76,15 +86,15 @@ def finish_initialization(
     block: mx.gluon.HybridBlock, args: Sequence[Any], parameters: Iterable[mx.gluon.Parameter]
 ) -> None:
     """Make those of a block's parameters whose shapes follow from its inputs, if these are arrays."""
-    if any(isinstance(one, mx.sym.Symbol) for one in mx.gluon.block._flatten(args, "input")[0]):
+    if any(isinstance(one, mx.sym.Symbol) for one in flatten(args, "input")[0]):
         return
     with _alone():
-        waiting = [parameter for parameter in parameters if parameter._deferred_init]
+        waiting = [parameter for parameter in parameters if waits_for_shape(parameter)]
         if waiting:
-            block._deferred_infer_shape(*args)
+            infer_shapes(block, *args)
             for parameter in waiting:
-                parameter._finish_deferred_init()
-        if not any(parameter._deferred_init for parameter in _waiting):
+                draw_first_values(parameter)
+        if not any(waits_for_shape(parameter) for parameter in _waiting):
             _waiting.clear()
             if mx.gluon.HybridBlock.forward is forward:
                 mx.gluon.HybridBlock.forward = _forward_in_mxnet
@@ -125,12 +135,12 @@ def _synchronised(symbol: mx.sym.Symbol, flags: _Flags, block: mx.gluon.Block | 
         flags = [(name, value) for name, value in flags if name != "static_shape"]
     parameters = []
     if block is not None and dict(flags).get("static_shape"):
-        parameters = [one for is_input, one in block._cached_op_args if not is_input]
+        parameters = [one for is_input, one in executor_inputs(block) if not is_input]
     layers = dense_layers(symbol, block)
 
     def make(numbers: Sequence[int]) -> mx.nd.CachedOp:
         graph = with_weight_gradients(symbol, numbers) if numbers else symbol
-        return SynchronisedExecutor(graph, flags, groups) if groups else _CachedOp(graph, flags)
+        return SynchronisedExecutor(graph, flags, groups) if groups else Executor(graph, flags)
 
     return _Following(make, layers, parameters) if layers or parameters else make([])
 
@@ -142,17 +152,17 @@ class _AnyExecutor(type):
         return executor(*args, **kwargs) if cls is CachedOp else super().__call__(*args, **kwargs)
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, _CachedOp) if cls is CachedOp else super().__instancecheck__(instance)
+        return isinstance(instance, Executor) if cls is CachedOp else super().__instancecheck__(instance)
 
 
-class CachedOp(_CachedOp, metaclass=_AnyExecutor):
+class CachedOp(Executor, metaclass=_AnyExecutor):
     """The class that stands for MXNet's, and makes what :func:`executor` does; classes derived from it are MXNet's."""
 
     __slots__ = ()
-    __signature__ = inspect.signature(_CachedOp)
+    __signature__ = inspect.signature(Executor)
 
 
-class _Others(_CachedOp):
+class _Others(Executor):
     """Calls other executors, of which one has the handle and frees it."""
 
     def __init__(self, executor: mx.nd.CachedOp) -> None:
@@ -206,7 +216,7 @@ class _Following(_Others):
             if layers not in self._made:
                 self._made[layers] = self._make(layers)
                 for hook in self._hooks:
-                    self._made[layers]._register_op_hook(*hook)
+                    add_hook(self._made[layers], *hook)
             self._running, self._numbers = self._made[layers], numbers
             self._stand_for(self._running)
             self._num_changes = num_changes  # last: other threads do not wait from here on
@@ -214,7 +224,7 @@ class _Following(_Others):
     def _register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
         self._hooks.append((callback, monitor_all))
         for executor in self._made.values():
-            executor._register_op_hook(callback, monitor_all)
+            add_hook(executor, callback, monitor_all)
 
 
 class _Faster(_Others):
@@ -229,5 +239,5 @@ class _Faster(_Others):
         return chosen(*args, **kwargs)
 
     def _register_op_hook(self, *args: Any, **kwargs: Any) -> None:
-        self._faster._register_op_hook(*args, **kwargs)
-        self._plain._register_op_hook(*args, **kwargs)
+        add_hook(self._faster, *args, **kwargs)
+        add_hook(self._plain, *args, **kwargs)

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import LOG
+from ..mxnet.attached import Attached
+from ..mxnet.blocks import executor_of, forget_graph, is_hybridized, traced_graph
 from ..mxnet.compat import mx
 from .blocks import blocks_of
 from .cpu_graph import rewrite
 
-_CONVERTED = "_runs_for_cpu"  # attribute of the blocks of a converted net
+_converted: Attached[bool] = Attached("runs_for_cpu", is_copied=True)  # the blocks of converted nets
 
 
 def convert_for_cpu(net: mx.gluon.Block) -> mx.gluon.Block:
@@ -39,9 +41,9 @@ def convert_for_cpu(net: mx.gluon.Block) -> mx.gluon.Block:
     """
     blocks = _hybrid_blocks(net)
     for block in blocks:
-        setattr(block, _CONVERTED, True)
+        _converted.set(block, True)
     for block in blocks:
-        block._clear_cached_op()  # graphs that were built already are built again at the next call
+        forget_graph(block)  # graphs that were built already are built again at the next call
     return net
 
 
@@ -67,7 +69,7 @@ def convert_by_default(net: mx.gluon.Block, devices: Sequence[mx.Context]) -> bo
     on_cpus = all(device.device_type == "cpu" for device in devices)
     if os.environ.get("GLUON_PARALLEL_CONVERT_FOR_CPU") == "0" or not on_cpus or _is_converted(net):
         return False
-    if not any(block._active for block in _hybrid_blocks(net)):
+    if not any(is_hybridized(block) for block in _hybrid_blocks(net)):
         return False
     convert_for_cpu(net)
     return True
@@ -88,8 +90,8 @@ def _patterns(net: mx.gluon.Block, of_converted: bool) -> dict[str, int]:
     """{pattern: how often} in the graphs that converted blocks, or all others, have run so far."""
     found: dict[str, int] = {}
     for block in _hybrid_blocks(net):
-        if block._cached_op is not None and _is_converted(block) == of_converted:
-            for pattern, times in _rewritten(block._cached_graph[1], block)[1].items():
+        if executor_of(block) is not None and _is_converted(block) == of_converted:
+            for pattern, times in _rewritten(traced_graph(block)[1], block)[1].items():
                 found[pattern] = found.get(pattern, 0) + times
     return found
 
@@ -99,7 +101,7 @@ def _hybrid_blocks(net: mx.gluon.Block) -> list[mx.gluon.HybridBlock]:
 
 
 def _is_converted(net: mx.gluon.Block) -> bool:
-    return any(getattr(block, _CONVERTED, False) for block in _hybrid_blocks(net))
+    return any(map(_converted.of, _hybrid_blocks(net)))
 
 
 def _rewritten(symbol: mx.sym.Symbol, block: mx.gluon.Block) -> tuple[mx.sym.Symbol, dict[str, int]]:

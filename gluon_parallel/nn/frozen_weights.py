@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..mxnet.arrays import has_graph
 from ..mxnet.compat import mx
 from .rewrite_graph import Node, graph_of, new_node, replace_nodes
 
@@ -129,12 +130,3 @@ def _is_frozen(array: mx.nd.NDArray) -> bool:
     """Whether an array has no gradient, nor was computed from one that has; MXNet records such inputs as variables."""
     is_recorded = array.grad is not None or has_graph(array)
     return not is_recorded or (array.grad is None and mx.autograd.get_symbol(array).get_children() is None)
-
-
-def has_graph(array: mx.nd.NDArray) -> bool:
-    """Whether the array was computed from something that has a gradient."""
-    try:
-        array._fresh_grad = False  # which MXNet refuses otherwise
-    except mx.base.MXNetError:
-        return False
-    return True

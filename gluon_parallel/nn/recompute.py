@@ -10,27 +10,37 @@ from typing import Any, Callable
 
 import numpy as np
 
+from ..mxnet.arrays import UNDEFINED_STORAGE, has_graph
+from ..mxnet.attached import Attached, replace_method
+from ..mxnet.blocks import (
+    NumPySymbol,
+    flags_of,
+    flatten,
+    output_structure,
+    own_parameters,
+    regroup,
+    trace,
+    traced_graph,
+)
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import BFLOAT16, as_class_of, as_legacy
 from ..mxnet.compat.replacing import stands_for
 from ..mxnet.device_threads.seeds import seed_this_thread
 from ..mxnet.device_threads.thread import thread_of
 from ..mxnet.engine import make_plain
+from ..mxnet.parameters import gradient_storage
 from ..native import function
 from .blocks import blocks_of, draws_random_numbers
 from .executor import building, finish_initialization
-from .frozen_weights import has_graph
 from .rewrite_graph import Node, graph_of, new_node, replace_nodes
 from .sync_batch_norm.participants import waiting_groups
 
 _OPERATOR = "gluon_parallel_recompute"
-_MARK = "_recomputed"  # attribute of blocks: their graph
-_UNDEFINED = mx.nd.ndarray._STORAGE_TYPE_UNDEFINED
+_graph_of: Attached[_Graph] = Attached("recomputed")  # blocks
 _marked: weakref.WeakSet[mx.gluon.Block] = weakref.WeakSet()
 _graphs: weakref.WeakValueDictionary[str, _Graph] = weakref.WeakValueDictionary()  # by the name in operators
 _call_in_mxnet = mx.gluon.HybridBlock._call_cached_op
 _leave_out_passes = function("gp_leave_out_passes", 0, keeps_lock=True)
-_flatten, _regroup = mx.gluon.block._flatten, mx.gluon.block._regroup
 
 
 def recompute(block: mx.gluon.HybridBlock) -> mx.gluon.HybridBlock:
@@ -68,7 +78,7 @@ def recompute(block: mx.gluon.HybridBlock) -> mx.gluon.HybridBlock:
         )
     if block not in _marked:
         mx.gluon.HybridBlock._call_cached_op = _call_graph
-        block.forward = functools.partial(_forward, block, block.forward)
+        replace_method(block, "forward", functools.partial(_forward, block, block.forward))
         _marked.add(block)
     return block
 
@@ -80,13 +90,13 @@ def _call_graph(block: mx.gluon.HybridBlock, *args: Any) -> Any:
     if not any(one in _marked for one in inner):
         return _call_in_mxnet(block, *args)
     finish_initialization(block, args, block.collect_params().values())
-    device = next(array for array in _flatten(args, "input")[0] if array is not None).ctx
-    parameters = {name: parameter.data(device) for name, parameter in block._reg_params.items()}
+    device = next(array for array in flatten(args, "input")[0] if array is not None).ctx
+    parameters = {name: parameter.data(device) for name, parameter in own_parameters(block).items()}
     return block.hybrid_forward(mx.nd, *args, **parameters)
 
 
 def _forward(block: mx.gluon.HybridBlock, plain: Callable[..., Any], *args: Any) -> Any:
-    flat = _flatten(args, "input")[0]
+    flat = flatten(args, "input")[0]
     if not mx.autograd.is_recording() or any(isinstance(one, mx.sym.Symbol) for one in flat):
         return plain(*args)
     if waiting_groups(block):
@@ -95,22 +105,21 @@ def _forward(block: mx.gluon.HybridBlock, plain: Callable[..., Any], *args: Any)
             "order of the backward pass that need not be that of the other devices; mark the blocks between such layers"
         )
     finish_initialization(block, args, block.collect_params().values())
-    graph, symbol = getattr(block, _MARK, None), block._get_graph(*args)[1]
+    graph, symbol = _graph_of.of(block), trace(block, *args)[1]
     data = [array for array in flat if array is not None]
     dtypes = [array.dtype for array in data]
     # The first call, or the block was cast, or hybridized anew, or gets another dtype.
     if graph is None or graph.traced is not symbol or graph.dtypes != dtypes:
-        graph = _Graph(block, data)
-        setattr(block, _MARK, graph)
+        graph = _graph_of.set(block, _Graph(block, data))
     outputs = graph.run(data)
-    return _regroup(outputs, block._out_format)
+    return regroup(outputs, output_structure(block))
 
 
 class _Graph:
     """The graph of a recomputed block, which several devices run."""
 
     def __init__(self, block: mx.gluon.HybridBlock, data: Sequence[Any]) -> None:
-        inputs, self.traced = block._cached_graph
+        inputs, self.traced = traced_graph(block)
         self.dtypes = [array.dtype for array in data]
         parameters, places = block.collect_params(), {one.name: place for place, one in enumerate(inputs)}
         self.states = self.traced.list_auxiliary_states()
@@ -121,13 +130,15 @@ class _Graph:
         dtypes = {name: array.dtype for name, array in zip(self.arguments, of_arguments)}
         self.symbol, self._outputs = _with_float32_around(_copying(self.traced), dtypes)
         self._statistics = [parameters[name] for name in self.states]
-        sparse = [one.name for one in parameters.values() if one._grad_stype != "default" and one.grad_req != "null"]
+        sparse = [
+            one.name for one in parameters.values() if gradient_storage(one) != "default" and one.grad_req != "null"
+        ]
         if sparse:
             raise ValueError(
                 f"recompute: {', '.join(sparse)}: gradients must be dense; build it with sparse_grad=False"
             )
         is_data = [name in places for name in self.names]
-        flags = [(name, value) for name, value in block._flags if not name.startswith("static")]  # they keep memory
+        flags = [(name, value) for name, value in flags_of(block) if not name.startswith("static")]  # they keep memory
         flags.append(("data_indices", np.flatnonzero(is_data).tolist()))
         flags.append(("param_indices", np.flatnonzero(np.logical_not(is_data)).tolist()))
         with building(block):
@@ -223,7 +234,7 @@ def _with_float32_around(symbol: mx.sym.Symbol, dtypes: dict[str, Any]) -> tuple
     outputs = symbol.infer_type(**{name: np.float32 if name in halves else dtype for name, dtype in dtypes.items()})[1]
     if not any(dtype == BFLOAT16 for dtype in outputs):
         return symbol, outputs
-    is_np = isinstance(symbol, mx.sym.np._Symbol)
+    is_np = isinstance(symbol, NumPySymbol)
     heads = [one.as_nd_ndarray() if is_np else one for one in symbol]
     heads = [mx.sym.amp_cast(one, dtype="float32") if dtype == BFLOAT16 else one for one, dtype in zip(heads, outputs)]
     group = mx.sym.Group(heads)
@@ -288,7 +299,7 @@ class _RecomputeProp(mx.operator.CustomOpProp):
         return _Recompute(self._graph)
 
 
-def _array(handle: Any, writable: bool = True, stype: int = _UNDEFINED) -> mx.nd.NDArray:
+def _array(handle: Any, writable: bool = True, stype: int = UNDEFINED_STORAGE) -> mx.nd.NDArray:
     """An array that the operator is given; MXNet's own function fails on gradients that nobody wants."""
     return mx.nd.NDArray(handle, writable=writable)
 

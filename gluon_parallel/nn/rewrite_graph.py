@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Callable
 
+from ..mxnet.blocks import NumPySymbol
 from ..mxnet.compat import mx
 
 Node = dict[str, Any]  # in MXNet's JSON form
@@ -61,7 +62,7 @@ def replace_nodes(symbol: mx.sym.Symbol, replacement: Callable[[int, Node], list
     graph["heads"] = [[renumbered[source], *which] for source, *which in graph["heads"]]
     graph.pop("node_row_ptr", None)
     replaced = mx.sym.load_json(json.dumps(graph))
-    if isinstance(symbol, mx.sym.np._Symbol):
+    if isinstance(symbol, NumPySymbol):
         replaced = replaced.as_np_ndarray()  # whose outputs are mx.np arrays
     assert replaced.list_inputs() == symbol.list_inputs()  # MXNet hands the inputs over by position
     return replaced

@@ -12,6 +12,8 @@ from ..devices import check_available
 from ..errors import BatchMismatch, GradientUnavailable, PipelineMismatch, warn
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import Nested
+from ..mxnet.parameters import gradient_storage, is_initialized
+from ..mxnet.trainers import parameters_of
 from ..split import listed
 from .orders import ORDERS
 
@@ -76,7 +78,7 @@ def check_stages(stages: object, rows: list[list[mx.Context]]) -> None:
     owners: dict[int, int] = {}
     for number, block in enumerate(stages):
         for parameter in block.collect_params().values():
-            if parameter._data is None and not parameter._deferred_init:
+            if not is_initialized(parameter):
                 raise PipelineMismatch(
                     f"parameter {parameter.name} of stage {number} is not initialised; call initialize(...) before"
                 )
@@ -91,7 +93,7 @@ def check_trainer(net: mx.gluon.Block, trainer: object) -> None:
     """Refuse a trainer that cannot update the pipeline's parameters."""
     _check_params(net, trainer, "step(loss, trainer, x, y)")
     assert isinstance(trainer, mx.gluon.Trainer)
-    sparse = [parameter.name for parameter in trainer._params if parameter._grad_stype != "default"]
+    sparse = [parameter.name for parameter in parameters_of(trainer) if gradient_storage(parameter) != "default"]
     if sparse:
         raise GradientUnavailable(
             f"{', '.join(sparse)}: MXNet cannot add up row_sparse gradients of micro-batches; build the layer with "

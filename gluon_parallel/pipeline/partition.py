@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 from ..data_parallel.precision import refuse_16_bits_on_cpus
 from ..errors import PipelineMismatch
+from ..mxnet.blocks import children_of, flags_of, is_hybridized
 from ..mxnet.compat import mx
+from ..mxnet.parameters import has_values, waits_for_shape
 from .profile import parameter_bytes
 from .stage import Arrays, outputs_of
 
@@ -96,7 +98,7 @@ def partition(net: mx.gluon.Block, num_stages: int, *batch: mx.nd.NDArray) -> Pa
             "number of the net's layers"
         )
     for parameter in net.collect_params().values():
-        if parameter._data is None and not (batch and parameter._deferred_init):
+        if not has_values(parameter) and not (batch and waits_for_shape(parameter)):
             raise PipelineMismatch(
                 f"parameter {parameter.name} has no values yet: call net.initialize(...) before the net is cut, and "
                 "state every layer's in_units or in_channels, or run one batch, or pass one to gp.pipeline.partition"
@@ -130,7 +132,7 @@ def balanced(costs: Sequence[float], num_parts: int) -> list[int]:
 
 
 def _layers(net: mx.gluon.Block) -> Iterator[mx.gluon.Block]:
-    for child in net._children.values():
+    for child in children_of(net):
         if type(child) in _CHAINS and len(child):
             yield from _layers(child)
         else:
@@ -141,8 +143,8 @@ def _chain(net: mx.gluon.Block, number: int, blocks: Sequence[mx.gluon.Block]) -
     """A Sequential of some of the net's layers, hybridized as the net is."""
     stage = type(net)(prefix=f"{net.prefix}stage{number}_")
     stage.add(*blocks)
-    if getattr(net, "_active", False):
-        stage.hybridize(**dict(net._flags))
+    if is_hybridized(net):
+        stage.hybridize(**dict(flags_of(net)))
     return stage
 
 

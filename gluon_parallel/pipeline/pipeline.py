@@ -18,6 +18,7 @@ from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import Nested, as_tuple
 from ..mxnet.device_threads import call_from
 from ..mxnet.device_threads.seeds import draw_seed
+from ..mxnet.trainers import loss_scaler_of, store_of, updaters_of
 from ..nn.blocks import draws_random_numbers, net_and_loss
 from ..split import num_samples, shard_sizes, split_and_load
 from . import checks
@@ -235,7 +236,7 @@ class Pipeline(TrainingStep):
         check_loss(loss, self._update_options.accumulate, self._reduction)
         checks.check_trainer(self.net, trainer)
         self._connect(trainer, self._devices, None, True)
-        for updater in trainer._updaters:
+        for updater in updaters_of(trainer):
             updater.aggregate_updates = False  # one operator for several weights would need them on one device
         self._trainer, self._parts, self._update, self._has_checked_loss = trainer, parts, None, False
         self._blocks = net_and_loss(self.net, loss)
@@ -258,7 +259,7 @@ class Pipeline(TrainingStep):
             num_parts = self.num_micro_batches * len(self.replicas)
             run = (lambda: None) if inputs else None  # the stages' shapes are known by now
             self._make_update(self._trainer, run, inputs, num_parts, checks.OF_MICRO_BATCHES)
-            if self.recompute and contract(self._trainer._kvstore).rank == 0:
+            if self.recompute and contract(store_of(self._trainer)).rank == 0:
                 checks.warn_of_recomputation(pass_counts(self.stages, self.num_micro_batches), self.num_micro_batches)
         self._place()
         assert self._update is not None
@@ -284,7 +285,7 @@ class Pipeline(TrainingStep):
                     flow.launch(task)
         mean = step_loss.mean()
         if not self._has_checked_loss and step_loss.first is not None:
-            scaled = getattr(self._trainer, "_amp_loss_scaler", None) is not None
+            scaled = loss_scaler_of(self._trainer) is not None
             checked = self._loss, *step_loss.first, self._reduction, len(self._parts), scaled, self.batch_axis
             call_from(self.replicas[0][-1], check_gradient, *checked)
             self._has_checked_loss = True

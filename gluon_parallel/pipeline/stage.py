@@ -12,11 +12,13 @@ import numpy as np
 from ..allreduce.gradients import flags
 from ..data_parallel.precision import active_precision
 from ..errors import GluonParallelError, PipelineMismatch
+from ..mxnet.arrays import has_graph, set_fresh, swap
+from ..mxnet.blocks import traced_graph
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import BFLOAT16, Nested, as_class_of, as_legacy, as_tuple, leaves, set_zero, to_device
 from ..mxnet.device_threads.seeds import seed_of_device, seed_this_thread
 from ..mxnet.engine import order, push
-from ..nn.frozen_weights import has_graph
+from ..mxnet.parameters import devices_of_values, has_values, initialize_on, share_copies
 from ..nn.sync_batch_norm.participants import STATISTICS, waiting_groups
 from .orders import BACKWARD, FORWARD, Task
 
@@ -198,12 +200,12 @@ def outputs_of(blocks: Sequence[mx.gluon.Block], number: int, inputs: Arrays, na
 def _leave_graph(array: mx.nd.NDArray) -> None:
     """Take an array without a gradient out of earlier graphs, whose backward pass clears what later ones need of it."""
     apart = array.detach()
-    array.handle, apart.handle = apart.handle, array.handle
+    swap(array, apart)
 
 
 def _passed_on(block: mx.gluon.Block, inputs: Arrays, outputs: Arrays) -> Arrays:
     """The outputs; in the place of one that is an unchanged input stands this input, whose graph MXNet has lost."""
-    traced = getattr(block, "_cached_graph", None)
+    traced = traced_graph(block)
     if not traced or all(map(has_graph, outputs)):
         return outputs
     names, output = [symbol.name for symbol in traced[0]], traced[1]
@@ -304,21 +306,14 @@ def place(
     """
     devices = [replica[stage] for replica in replicas]
     for parameter in parameters:
-        if parameter._data is not None and getattr(parameter._ctx_list, "pipeline", None) is pipeline:
+        if has_values(parameter) and getattr(devices_of_values(parameter), "pipeline", None) is pipeline:
             continue
         if list(parameter.list_ctx()) != devices:
             parameter.reset_ctx(devices)
-        if parameter._data is None:  # deferred: its initialisation makes a plain list, the next call does the rest
-            init, _, *rest = parameter._deferred_init
-            parameter._deferred_init = (init, StageDevices(devices, pipeline), *rest)
+        if not has_values(parameter):  # deferred: its initialisation makes a plain list, the next call does the rest
+            initialize_on(parameter, StageDevices(devices, pipeline))
             continue
-        parameter._ctx_list = StageDevices(devices, pipeline)
-        parameter._ctx_map = [[], []]  # as MXNet's `_init_impl`, but every device of a replica has the replica's copy
-        for index, replica in enumerate(replicas):
-            for device in replica:
-                indices = parameter._ctx_map[device.device_typeid & 1]
-                indices.extend([None] * (device.device_id + 1 - len(indices)))
-                indices[device.device_id] = index
+        share_copies(parameter, StageDevices(devices, pipeline), replicas)
 
 
 @contextlib.contextmanager
@@ -342,4 +337,4 @@ def _mark(parameter: mx.gluon.Parameter, grad_req: str) -> None:
     fresh = flags(parameter)  # which `mark_variables` resets
     mx.autograd.mark_variables(parameter.list_data(), parameter.list_grad(), grad_req)
     for array, flag in zip(parameter.list_data(), fresh):
-        array._fresh_grad = flag
+        set_fresh(array, flag)

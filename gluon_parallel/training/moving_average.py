@@ -10,8 +10,9 @@ from ..archive import Archive, refuse_differences
 from ..errors import DevicesMismatch
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_legacy
+from ..mxnet.trainers import updates_on_store
 from .checkpoint import forms
-from .checkpoint.parameters import copies_by_name, copies_for, named_copies, parameters_of
+from .checkpoint.parameters import copies_by_name, copies_for, initialized_parameters, named_copies
 
 
 class ExponentialMovingAverage:
@@ -75,7 +76,7 @@ class ExponentialMovingAverage:
         """
         self._refuse_while_applied("update()")
         before, self._trainer_updates = self._trainer_updates, self._count()
-        counts_itself = self._trainer is None or self._trainer._update_on_kvstore  # servers run the optimizer
+        counts_itself = self._trainer is None or updates_on_store(self._trainer)  # servers run the optimizer
         if self._trainer_updates == before and not counts_itself:
             return
         with mx.autograd.pause():
@@ -161,7 +162,11 @@ class ExponentialMovingAverage:
     def _parameters(self) -> dict[str, mx.gluon.Parameter]:
         """Every parameter once, also one that layers share."""
         first: dict[int, str] = {}
-        return {name: one for name, one in parameters_of(self.net).items() if first.setdefault(id(one), name) == name}
+        return {
+            name: one
+            for name, one in initialized_parameters(self.net).items()
+            if first.setdefault(id(one), name) == name
+        }
 
     def _copies(self) -> dict[str, list[mx.nd.NDArray]]:
         return {name: [as_legacy(data) for data in one.list_data()] for name, one in self._parameters().items()}

@@ -10,6 +10,7 @@ from ..forks import signals_handled
 from ..kvstore import heartbeat
 from ..kvstore.reserved_keys import STOP
 from ..kvstore.step_header import StepHeader, header_of
+from ..mxnet.trainers import has_made_store
 from .worker_pools import SIGNALS, left_to_this_process
 
 _signal: Optional[int] = None
@@ -54,7 +55,7 @@ class AgreedStop:
 
     def _header(self) -> Optional[StepHeader]:
         """That of the trainer, if it has made its first step."""
-        if self._own is not None or not self._trainer._kv_initialized:
+        if self._own is not None or not has_made_store(self._trainer):
             return self._own
         return header_of(self._trainer)
 

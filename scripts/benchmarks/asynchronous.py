@@ -11,6 +11,7 @@ worker sleeps for three times as long as its step has taken.
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import time
 
@@ -26,29 +27,31 @@ MODES = ("sync", "ssp:2", "async", "dc:0.04")
 
 
 class Laggard:
-    """Called by every worker after each backward pass; the first one then sleeps, if it shall be slow."""
+    """Called in each forward pass of a worker that shall be slow, which then sleeps."""
 
     def __init__(self, slow):
         self.slow, self.since = slow, time.perf_counter()
 
-    def __call__(self, worker):
-        if worker == 0:
-            took = min(time.perf_counter() - self.since, 0.1)  # the first step of a pass has no beginning
-            time.sleep(took * (self.slow - 1))
-            self.since = time.perf_counter()
+    def __call__(self, *_):
+        took = min(time.perf_counter() - self.since, 0.1)  # the first step of a pass has no beginning
+        time.sleep(took * (self.slow - 1))
+        self.since = time.perf_counter()
 
 
 def build(mode, devices, slow):
+    workers = itertools.count()
+
     def make_net():
         net = gluon.nn.HybridSequential()
         net.add(gluon.nn.Dense(256, in_units=784, activation="relu"), gluon.nn.Dense(10, in_units=256))
         net.initialize(mx.init.Xavier())
         net.hybridize()
+        if slow > 1 and next(workers) == 0:
+            net.register_forward_hook(Laggard(slow))
         return net
 
     loss = gluon.loss.SoftmaxCrossEntropyLoss()
-    delay = Laggard(slow) if slow > 1 else lambda worker: None
-    return gp.asynchronous.Asynchronous(make_net, loss, devices, mode, "sgd", {"learning_rate": 0.05}, delay=delay)
+    return gp.asynchronous.Asynchronous(make_net, loss, devices, mode, "sgd", {"learning_rate": 0.05})
 
 
 def pushes(parallel, data):

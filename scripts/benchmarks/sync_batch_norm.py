@@ -8,14 +8,12 @@ Every ratio comes from one run in which the contestants take turns step by step,
 affects all alike; steps 3 to 12 and steps 100 to 150 are compared. The net is GluonCV's cifar_resnet20_v1
 with a batch of 128 on two devices, hybridized, each kind of layer in a process of its own; the single layer takes
 64 x 64 x 32 x 32. "Small" is 20 layers of 2 x 64 x 4 x 4 on two devices,
-where the arithmetic itself is next to nothing: what is left is what a layer costs however little it has to do, by
-kernels on memory and by MXNet's operators, which GPUs and float16 take. "Processes" is what one exchange of two
-processes takes.
+where the arithmetic itself is next to nothing: what is left is what a layer costs however little it has to do.
+"Processes" is what one exchange of two processes takes.
 """
 
 import argparse
 import ctypes
-import functools
 import importlib
 import statistics
 import sys
@@ -75,8 +73,7 @@ def processor_time(devices, quick, results):
     """The processor time of a layer, pass and device, and what of it its callbacks take."""
     contestants = {
         "BatchNorm": gluon.nn.BatchNorm,
-        "SyncBatchNorm, kernels on memory": gp.nn.SyncBatchNorm,
-        "SyncBatchNorm, MXNet's operators": functools.partial(gp.nn.SyncBatchNorm, arithmetic="operators"),
+        "SyncBatchNorm": gp.nn.SyncBatchNorm,
     }
     made = {name: small_layers(norm, devices) for name, norm in contestants.items()}
     spent: dict[str, list] = {name: [] for name in made}

@@ -14,6 +14,7 @@ import argparse
 import importlib
 import sys
 import types
+import warnings
 from pathlib import Path
 
 import rounds
@@ -65,7 +66,7 @@ def serve(role, num_devices):
         step = plain
     else:
         parallel = gp.DataParallel(net, loss, trainer)
-        parallel.warns_of_equal_batches = False
+        warnings.filterwarnings("ignore", category=gp.errors.SeparateTraining)  # of equal batches
         step = lambda: parallel.step(x, y)  # noqa: E731
 
     def run(repeats):

@@ -172,3 +172,9 @@ def hybridized(net, alone=False, **options):
     net = net if alone else InNet(net)
     net.hybridize(**options)
     return net
+
+
+def by_operators(layer):
+    """The layer, which computes with MXNet's operators on CPUs too, as on GPUs and in float16."""
+    layer.sync_group.by_operators = True
+    return layer

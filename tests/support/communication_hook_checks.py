@@ -11,6 +11,7 @@ import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.archive import Archive
 from gluon_parallel.communication_hooks import BucketStore, GradientBucket, PowerSGD, float16, two_bits
+from gluon_parallel.communication_hooks.hook import HOOKS
 from gluon_parallel.training.checkpoint.hook_state import restore_hook, state_of_hook
 from mxnet import gluon, nd
 from mxnet.contrib.amp.loss_scaler import LossScaler
@@ -231,17 +232,17 @@ def check_more_or_fewer_processes_divide_what_was_left_out(store):
     run = Trained(store, PowerSGD(rank=2)).run(2)
     names = [parameter.name for parameter in run.trainer._params]
     saved = state_of_hook(run.trainer, names)
-    before = {number: array.asnumpy() for number, array in run.trainer._communication_hook.errors.items()}
+    before = {number: array.asnumpy() for number, array in HOOKS.of(run.trainer).errors.items()}
     assert before
     for change in (lambda rows: np.concatenate([rows, rows[:1]]), lambda rows: rows[:-1].copy()):
         others = {name: change(rows) if "/errors/" in name else rows for name, rows in saved.items()}
         restore_hook(Archive(others, {}), run.trainer, names)
-        for number, array in run.trainer._communication_hook.errors.items():
+        for number, array in HOOKS.of(run.trainer).errors.items():
             rows = others[f"hook/errors/{names[number]}"]
             wanted = rows.sum(axis=0, dtype=np.float64) / store.num_workers
             np.testing.assert_allclose(array.asnumpy(), wanted, rtol=1e-6, atol=1e-9)
     restore_hook(Archive(saved, {}), run.trainer, names)
-    for number, array in run.trainer._communication_hook.errors.items():
+    for number, array in HOOKS.of(run.trainer).errors.items():
         np.testing.assert_array_equal(array.asnumpy(), before[number])
 
 

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import warnings
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2] / "gluon_parallel"
@@ -37,7 +38,7 @@ def main(num_devices, norm, store):
     options = {"kvstore": store} if store else {}
     trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01}, **options)
     parallel = gp.DataParallel(net, mx.gluon.loss.SoftmaxCrossEntropyLoss(), trainer)
-    parallel.warns_of_equal_batches = False
+    warnings.filterwarnings("ignore", category=gp.errors.SeparateTraining)  # of equal batches
     x, y = mx.nd.random.uniform(shape=(8, 16)), mx.nd.arange(8)
     for _ in range(STEADY - 1):
         parallel.step(x, y)

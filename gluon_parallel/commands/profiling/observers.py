@@ -13,6 +13,7 @@ from ...cores import cpu_limit
 from ...data_parallel import DataParallel
 from ...launch_engines import agent
 from ...mxnet.compat import mx
+from ...mxnet.trainers import parameters_of
 from ...pipeline import Pipeline
 from .parts import READING
 from .recording import Span
@@ -73,7 +74,7 @@ def watched_steps(ended):
 
 def net_of(trainer):
     """The block of this program that holds most of the trainer's parameters, or None."""
-    own = {id(parameter) for parameter in trainer._params}
+    own = {id(parameter) for parameter in parameters_of(trainer)}
     blocks = [one for one in gc.get_objects() if issubclass(type(one), _gluon.Block)]
     held = [len(own & set(map(id, block.collect_params().values()))) for block in blocks]
     return blocks[held.index(max(held))] if any(held) else None

@@ -16,6 +16,7 @@ from ...kvstore.contract import is_distributed
 from ...kvstore.environment import launched_rank
 from ...mxnet.compat import mx
 from ...mxnet.engine import mark
+from ...mxnet.trainers import parameters_of, store_of, updates_on_store
 from ...nn import would_convert
 from ...nn.sync_batch_norm.measured import recorded as recorded_passes
 from ...nn.sync_batch_norm.sync_group import all_groups
@@ -97,7 +98,7 @@ class Session:
         devices = self._devices = sorted(self._updated_by(trainer), key=lambda one: (one.device_typeid, one.device_id))
         mx.nd.waitall()
         made = self._made
-        store = trainer._kvstore
+        store = store_of(trainer)
         made.rank = store.rank if is_distributed(store) else launched_rank()
         made.host, made.is_by_hand, made.num_cores = host(), net is None, num_logical()
         made.devices = [str(device) for device in devices]
@@ -112,7 +113,7 @@ class Session:
         """On each device the weights and gradients of a trainer; a program may have several."""
         if trainer not in self._arrays:
             found = self._arrays[trainer] = {}
-            for parameter in trainer._params:
+            for parameter in parameters_of(trainer):
                 if parameter.grad_req != "null":
                     for array in (*parameter.list_data(), *parameter.list_grad()):
                         found.setdefault(array.ctx, []).append(array)
@@ -150,7 +151,7 @@ class Session:
             self._write()
 
     def _write(self):
-        store = None if self._trainer._update_on_kvstore else self._trainer._kvstore
+        store = None if updates_on_store(self._trainer) else store_of(self._trainer)
         recordings = gathered(store, self._made)
         if self._made.rank != 0 and len(recordings) > 1:
             return

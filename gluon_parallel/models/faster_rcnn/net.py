@@ -17,6 +17,7 @@ from gluoncv.nn.coder import MultiPerClassDecoder
 
 from ...errors import ConfigError
 from ...mxnet.compat import mx
+from ...mxnet.parameters import has_values
 from ...nn import SyncBatchNorm, sync_batch_norm_symbol
 from ...split import as_devices
 from ..pretrained import published_weights
@@ -122,7 +123,7 @@ def initialize(net: FasterRCNN, devices: Sequence[Any]) -> None:
               "bias": mx.init.Zero()}  # fmt: skip
     trained, devices = net.collect_train_params(), as_devices(devices)
     for name, parameter in net.collect_params().items():
-        if parameter._data is None:
+        if not has_values(parameter):
             parameter.initialize(ctx=devices, default_init=begins.get(name.split("_")[-1], mx.init.Xavier()))
         if name not in trained:
             parameter.grad_req = "null"

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Collection
 from typing import Any
 
+from ...mxnet.blocks import traced_graph
 from ...mxnet.compat import mx
 from ...mxnet.compat.array_types import BFLOAT16
 from ..rewrite_graph import Node, graph_of, new_node, replace_nodes
@@ -66,12 +67,12 @@ def synchronised(
 
 def plain_batch_norms(block: mx.gluon.SymbolBlock) -> list[str]:
     """Names of the BatchNorm nodes in its graph that take the statistics of one device's shard while training."""
-    nodes, parameters = graph_of(block._cached_graph[1])["nodes"], _parameters(block)
+    nodes, parameters = graph_of(traced_graph(block)[1])["nodes"], _parameters(block)
     return [
         norm["name"] for norm in nodes
         if norm["op"] == "BatchNorm" and norm["attrs"].get("use_global_stats") != "True"
         and norm["attrs"].get(MARK, OF_LAYER) == OF_LAYER
-        and not hasattr(parameters.get(_running_mean(norm, nodes)), "sync_group")
+        and sync_group.GROUPS.of(parameters.get(_running_mean(norm, nodes))) is None
     ]  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from ...kvstore.collective import gather
 from ...kvstore.contract import contract, is_distributed
 from ...kvstore.environment import default_timeout
 from ...kvstore.work import PATIENCE
+from ...mxnet.blocks import options_of
 from ...mxnet.compat import mx
 from ...mxnet.device_threads.thread import thread_of
 from ..blocks import blocks_of
@@ -170,7 +171,7 @@ def refuse_graphs(net: mx.gluon.Block) -> None:
 
 def _forward(layer: SyncBatchNorm) -> list[mx.nd.NDArray]:
     """Queue a forward pass of `layer` on all its devices, whose values do not matter; returns its outputs."""
-    axis, parameters = layer._kwargs["axis"], (layer.gamma, layer.beta, layer.running_mean, layer.running_var)
+    axis, parameters = options_of(layer)["axis"], (layer.gamma, layer.beta, layer.running_mean, layer.running_var)
     shape = [1] * max(2, axis + 1, -axis)
     shape[axis] = layer.gamma.shape[0]
     xs = [mx.nd.zeros(shape, ctx=device, dtype=layer.gamma.dtype) for device in layer.gamma.list_ctx()]

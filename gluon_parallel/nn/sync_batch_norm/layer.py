@@ -12,7 +12,7 @@ from ...mxnet.device_threads import launch_by_device
 from ...mxnet.engine import make_plain
 from . import graph, operator
 from .participants import enter
-from .sync_group import SyncGroup
+from .sync_group import GROUPS, SyncGroup
 
 
 class SyncBatchNorm(mx.gluon.nn.BatchNorm):
@@ -41,7 +41,6 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
         group: which processes of `kvstore` share statistics: all of them (None), those of each host (``"host"``), or
             groups of so many consecutive ones. For any others, hand over the store of a group as `kvstore`, see
             ``gp.kvstore.group``.
-        arithmetic: ``"operators"`` computes with MXNet's operators on CPUs too, as on GPUs and in float16; for tests.
 
     Raises:
         BarrierTimeout: while training, a device did not come; names the layer, the call, and who is missing.
@@ -69,13 +68,12 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
         kvstore: Any = None,
         timeout: float | None = None,
         group: str | int | None = None,
-        arithmetic: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         if num_devices is not None and num_devices < 1:
             raise ValueError(f"{self.name}: num_devices={num_devices!r}; expected a number of at least 1, or None")
-        self._synchronise(num_devices, kvstore, timeout, group, arithmetic)
+        self._synchronise(num_devices, kvstore, timeout, group)
 
     def _alias(self) -> str:
         return "batchnorm"  # so that parameters are called what BatchNorm calls them
@@ -84,15 +82,15 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
         """Layers that share their running mean are one layer to the others, so they share the sync group."""
         self.num_devices = num_devices
         parameter = self.running_mean
-        if not hasattr(parameter, "sync_group"):
-            parameter.sync_group = SyncGroup(self.name, num_devices, *args, parameter=parameter)
+        if GROUPS.of(parameter) is None:
+            GROUPS.set(parameter, SyncGroup(self.name, num_devices, *args, parameter=parameter))
         operator.load()
         launch_by_device()
 
     @property
     def sync_group(self) -> SyncGroup:
         """Which devices and processes take part in the exchanges."""
-        return self.running_mean.sync_group
+        return GROUPS.read(self.running_mean)
 
     def _call_cached_op(self, x: mx.nd.NDArray) -> mx.nd.NDArray:
         """Hybridized outside of a hybridized net: a graph of one node would copy what it takes and returns."""

@@ -17,8 +17,10 @@ import numpy as np
 
 from ... import native
 from ...errors import BarrierBroken
+from ...mxnet.arrays import DTYPES
 from ...mxnet.compat import mx
 from ...mxnet.engine.ending import INTERPRETER_STATE
+from ...mxnet.library import last_error, register_custom_operator
 from ...native import keep_after_end
 from ...native.records import C, address_of
 from ..rewrite_graph import attribute_value
@@ -101,7 +103,7 @@ class OperatorState:
         record.message, record.scratch = address_of(message), address_of(scratch)
         record.is_double = any(dtype == np.float64 for dtype in dtypes)
         # Kernels on memory where they exist: on a CPU, if all arrays have one precision; MXNet's operators elsewhere.
-        on_memory = device.device_type.startswith("cpu") and len(set(dtypes)) == 1 and group.arithmetic != "operators"
+        on_memory = device.device_type.startswith("cpu") and len(set(dtypes)) == 1 and not group.by_operators
         if on_memory and dtypes[0] in (np.float32, np.float64):
             record.arithmetic = _arithmetic_in_memory(record.is_double, -1)
         else:
@@ -136,7 +138,7 @@ class OperatorState:
         arrays = [mx.nd.NDArray(ctypes.c_void_p(handles[i]), writable=True) for i in range(num)]
         error = self.group.rendezvous.failure
         if reason == C.MXNET_FAILED:
-            error = mx.base.MXNetError(mx.base.py_str(mx.base._LIB.MXGetLastError()))
+            error = last_error()
         elif reason == C.NO_FORWARD:
             error = BarrierBroken(f"{self.group.name}: the backward pass of a forward pass that failed")
         self.group.callback_failed(error, arrays)
@@ -243,7 +245,7 @@ def create(device: bytes, num: int, shapes: Any, num_axes: Any, dtypes: Any, res
     try:
         settings, shape = props[description].settings, shapes[0][: num_axes[0]]
         group = settings.group()
-        kinds = tuple(mx.nd.ndarray._DTYPE_MX_TO_NP[number] for number in dtypes[:num])
+        kinds = tuple(DTYPES[number] for number in dtypes[:num])
         kind, number = device.decode().rstrip(")").split("(")  # such as "gpu(1)"
         state = OperatorState.take(settings, group, mx.Context(kind, int(number)), shape, kinds)
         set_callbacks(result, *callbacks(), state.where)
@@ -262,7 +264,7 @@ def load() -> ctypes.Array:
     word, strings, integers = ctypes.c_int64, ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(ctypes.c_int)
     native.provide("describe", describe, word, strings, strings, word)
     native.provide("create", create, ctypes.c_char_p, word, ctypes.POINTER(integers), integers, integers, word, word)
-    mx.base.check_call(mx.base._LIB.MXCustomOpRegister(NAME.encode(), ctypes.c_void_p(native.address("gp_describe"))))
+    register_custom_operator(NAME, native.address("gp_describe"))
     return keep_after_end((ctypes.c_void_p * len(_FUNCTIONS))(*map(native.address, _FUNCTIONS)))
 
 

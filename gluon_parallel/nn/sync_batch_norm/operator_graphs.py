@@ -13,7 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from ...mxnet.arrays import addresses_of
+from ...mxnet.blocks import Executor
 from ...mxnet.compat import mx
+from ...mxnet.library import operator_handle
 from ...native.records import C, address_of
 
 # Rows (C,) on the device. The pivot is a value of the shard: x - pivot is small, so a large mean costs no digits.
@@ -30,8 +33,6 @@ SEVERAL_ROWS = {"measured_rows": MEASURED_ROWS, "batch_rows": BATCH_ROWS, "sums_
 # SUMS is `_backward_BatchNorm` with constant statistics: dy * scale * rstd, and both sums. CachedOp refuses operators
 # that have no gradient, so it is called by its handle.
 _SUMS_INPUTS = "dy", "zeros", "zeros", "x", "scale", "zeros", "batch_mean", "batch_variance"
-
-_Executor = mx.nd._internal.CachedOp  # MXNet's own, whatever `mx.nd.CachedOp` is
 
 
 @functools.cache
@@ -93,21 +94,20 @@ def attach(record: Any, device: mx.Context, settings: Any, dtypes: Sequence[Any]
     arrays["pivot"] = arrays["pivot"].reshape((1, channels, 1))
     for name, names in SEVERAL_ROWS.items():
         arrays[name] = rows[ROWS.index(names[0]) :][: len(names)]
-    for field, array in arrays.items():
-        setattr(record, field, array.handle.value)
+    for field, address in zip(arrays, addresses_of(arrays.values())):
+        setattr(record, field, address)
     staging = np.zeros(len(BATCH_ROWS) * channels)
     copied = staging.astype(real, copy=False)
     record.staging, record.copied = address_of(staging), address_of(copied)
     record.is_narrow, record.gamma_is_narrow = dtypes[0] != real, dtypes[1] != real and not fix_gamma
     graphs, kept = (C.Graph * C.NUM_GRAPHS)(), []
-    operator, parameters = mx.base.OpHandle(), {"eps": epsilon, "use_global_stats": True, "fix_gamma": False}
-    mx.base.check_call(mx.base._LIB.NNGetOpHandle(b"_backward_BatchNorm", ctypes.byref(operator)))
+    parameters = {"eps": epsilon, "use_global_stats": True, "fix_gamma": False}
     texts = [mx.base.c_str_array([str(text) for text in column]) for column in zip(*parameters.items())]
     graphs[C.SUMS].num_parameters = len(parameters)
     graphs[C.SUMS].keys, graphs[C.SUMS].values = map(ctypes.addressof, texts)
-    entries = [(C.SUMS, operator, _SUMS_INPUTS)]
+    entries = [(C.SUMS, operator_handle("_backward_BatchNorm"), _SUMS_INPUTS)]
     for number, symbol in _graphs(epsilon, momentum, fix_gamma, real, *map(np.dtype, dtypes[:3])).items():
-        kept.append(_Executor(symbol))
+        kept.append(Executor(symbol))
         entries.append((number, kept[-1].handle, symbol.list_inputs()))
     for number, handle, inputs in entries:
         graphs[number].handle, graphs[number].num_inputs = handle.value, len(inputs)

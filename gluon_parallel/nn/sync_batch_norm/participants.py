@@ -10,13 +10,14 @@ from typing import Any
 
 from ...errors import BarrierBroken, DevicesMismatch, EngineUnsupported, GluonParallelError
 from ...mxnet import engine
+from ...mxnet.blocks import Executor, options_of
 from ...mxnet.compat import mx
 from ...mxnet.device_threads import launch_by_device
 from ...mxnet.device_threads.thread import current_device
 from ...mxnet.engine import failures, functions
 from ...split import as_devices
 from ..blocks import blocks_of
-from .sync_group import SyncGroup, all_groups, groups_by_token
+from .sync_group import GROUPS, SyncGroup, all_groups, groups_by_token
 
 STATISTICS = ("running_mean", "running_var", "moving_mean", "moving_var")  # ends of their parameters' names
 _restarting = threading.Lock()
@@ -26,14 +27,14 @@ def groups_of(net: mx.gluon.Block) -> list[SyncGroup]:
     """The sync groups of `net`, found at its running means; those of an imported graph exist after its first run."""
     if not groups_by_token:  # most nets have none; every step asks
         return []
-    found = [getattr(parameter, "sync_group", None) for parameter in net.collect_params().values()]
+    found = [GROUPS.of(parameter) for parameter in net.collect_params().values()]
     return list(dict.fromkeys(group for group in found if group is not None))
 
 
 def waiting_groups(net: mx.gluon.Block) -> list[SyncGroup]:
     """The sync groups of `net` whose devices wait for each other in training: all but those of `use_global_stats`."""
     layers = [block for block in blocks_of(net) if isinstance(getattr(block, "sync_group", None), SyncGroup)]
-    waiting = {layer.sync_group for layer in layers if not layer._kwargs["use_global_stats"]}
+    waiting = {layer.sync_group for layer in layers if not options_of(layer)["use_global_stats"]}
     constant = {layer.sync_group for layer in layers} - waiting
     return [group for group in groups_of(net) if group not in constant]
 
@@ -95,7 +96,7 @@ def _follow(net: mx.gluon.Block, devices: list[mx.Context]) -> None:
                     parameter.data(source).copyto(parameter.data(device))
 
 
-class SynchronisedExecutor(mx.nd._internal.CachedOp):
+class SynchronisedExecutor(Executor):
     """MXNet's executor of a graph with SyncBatchNorm.
 
     It enters the groups of the graph before every call, for it is the last Python code that runs before the call is in

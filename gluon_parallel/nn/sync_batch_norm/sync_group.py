@@ -16,6 +16,7 @@ from ...kvstore import check_sync_group, separate_training, sync_group
 from ...kvstore.environment import default_timeout
 from ...kvstore.exchange import Exchange, open_store
 from ...mxnet import engine
+from ...mxnet.attached import Attached
 from ...mxnet.compat import mx
 from ...mxnet.device_threads import StuckLoop
 from ...mxnet.device_threads.hand_written_loops import may_have_gone_backward
@@ -32,6 +33,8 @@ HANDED_OVER = "handed over"  # instead of a store's name, in a graph's marks
 # A custom operator is given nothing but strings, so it finds its group by a token. Weak, so that a group lives as long
 # as its running mean.
 groups_by_token: weakref.WeakValueDictionary[str, SyncGroup] = weakref.WeakValueDictionary()
+# Of the running means of layers: layers that share it share the group, and it cannot be copied.
+GROUPS: Attached[SyncGroup] = Attached("sync_group", is_copied=True)
 stores: dict[str, object] = {}  # of marks in graphs, by token: JSON cannot hold them
 
 
@@ -50,7 +53,6 @@ class SyncGroup:
         kvstore: Any = None,
         timeout: float | None = None,
         group: str | int | None = None,
-        arithmetic: str | None = None,
         *,
         parameter: mx.gluon.Parameter | None = None,
     ) -> None:
@@ -60,7 +62,7 @@ class SyncGroup:
         self.num_devices = num_devices
         self.timeout = timeout
         self.kind = check_sync_group(group, name)  # which processes share statistics
-        self.arithmetic = arithmetic  # "operators", or None for the fastest
+        self.by_operators = False  # whether MXNet's operators compute on CPUs too; tests set it before the first pass
         self.store_is_missing = False  # whether its store is an object of another program
         self.only: frozenset[str] | None = None  # names of the devices that take part for now, if not all
         self.rendezvous = Rendezvous(name, timeout, self._explain_missing)
@@ -235,7 +237,7 @@ def group_of(parameter: mx.gluon.Parameter | None, mark: str, name: str) -> Sync
     `parameter` is the node's running mean, in the block that runs the graph. So the graph of a layer belongs to its
     group where it shares the parameters, and not where it was exported and imported.
     """
-    group = getattr(parameter, "sync_group", None)
+    group = None if parameter is None else GROUPS.of(parameter)
     if group is None and mark.startswith("{"):
         options = json.loads(mark)
         token, kvstore = options.pop("token"), options.pop("kvstore", None)
@@ -244,5 +246,5 @@ def group_of(parameter: mx.gluon.Parameter | None, mark: str, name: str) -> Sync
         group = SyncGroup(name, kvstore=store, parameter=parameter, **options)
         group.store_is_missing = missing
         if parameter is not None:
-            parameter.sync_group = group
+            GROUPS.set(parameter, group)
     return group

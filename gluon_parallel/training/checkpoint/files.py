@@ -18,8 +18,9 @@ from ...kvstore.collective import gather
 from ...kvstore.contract import contract, is_distributed
 from ...metrics import gather_rows
 from ...mxnet.compat import mx
+from ...mxnet.trainers import store_of
 from . import forms
-from .state import checked, state, store_of
+from .state import checked, opened_store, state
 
 _OWN, _OBJECTS = "own/", "objects/"
 
@@ -82,7 +83,7 @@ def save(
         >>> load(path, net)
         {'epoch': 3}
     """
-    store = contract(getattr(trainer, "_kvstore", None))
+    store = contract(store_of(trainer) if isinstance(trainer, mx.gluon.Trainer) else None)
 
     def save() -> Path:
         write(Path(path), net, trainer, own, writes=store.rank == 0)
@@ -133,7 +134,7 @@ def load(
         CheckpointError: there is no such file, it is damaged, processes read different ones, it holds no such object,
             or as of :func:`restore`.
     """
-    return put(read(Path(path), store_of(trainer)), net, trainer, objects, str(path))
+    return put(read(Path(path), opened_store(trainer)), net, trainer, objects, str(path))
 
 
 def put(content: Archive, net: Optional[mx.gluon.Block], trainer: Optional[mx.gluon.Trainer],

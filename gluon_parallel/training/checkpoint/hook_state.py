@@ -6,17 +6,19 @@ import numpy as np
 
 from ...archive import Archive, described
 from ...communication_hooks import StatefulHook
+from ...communication_hooks.hook import HOOKS, RESTORED
 from ...errors import CheckpointError
 from ...kvstore.contract import contract
 from ...mxnet.compat import mx
 from ...mxnet.compat.array_types import BFLOAT16
+from ...mxnet.trainers import compression_of, parameters_of, store_of
 
 _ERRORS, _SHARED, _RESIDUALS = "hook/errors/", "hook/shared/", "hook/residuals/"
 
 
 def keeps_parts(trainer: mx.gluon.Trainer) -> bool:
     """Whether each process keeps values of its own for later updates, as :func:`state_of_hook` returns them."""
-    compression = dict(trainer._compression_params or {})
+    compression = dict(compression_of(trainer) or {})
     return _hook_of(trainer) is not None or compression.get("type") == "2bit"
 
 
@@ -26,7 +28,7 @@ def state_of_hook(trainer: mx.gluon.Trainer, names: list[str]) -> dict[str, np.n
     Returns {"hook/errors/NAME": (num_workers, ...), "hook/shared/NAME": array} of a hook, {"hook/residuals/NAME":
     (num_workers, n)} of the store, or {}; `names` are those of the trainer's parameters.
     """
-    hook, store = _hook_of(trainer), trainer._kvstore
+    hook, store = _hook_of(trainer), store_of(trainer)
     if hook is not None:
         own = {_ERRORS + names[number]: error for number, error in sorted(hook.errors.items())}
         found = {_SHARED + names[number]: array.asnumpy() for number, array in hook.shared.items()}
@@ -43,15 +45,15 @@ def state_of_hook(trainer: mx.gluon.Trainer, names: list[str]) -> dict[str, np.n
 
 def check_hook(archive: Archive, trainer: mx.gluon.Trainer, names: list[str], source: str) -> None:
     """CheckpointError: what :func:`restore_hook` puts back does not fit the trainer's parameters."""
-    for name, parameter in zip(names, trainer._params):
-        shape = tuple(parameter.shape)
-        for key, row in ((_ERRORS + name, shape), (_RESIDUALS + name, (int(np.prod(shape)),)), (_SHARED + name, None)):
+    for name, parameter in zip(names, parameters_of(trainer)):
+        size = int(np.prod(parameter.shape))  # a hook may keep what is left of a gradient in another shape
+        for key, row in ((_ERRORS + name, size), (_RESIDUALS + name, size), (_SHARED + name, None)):
             array = archive.arrays.get(key)
             if array is None:
                 continue
-            has_rows = row is None or (array.shape[:1] > (0,) and array.shape[1:] == row)
+            has_rows = row is None or (array.shape[:1] > (0,) and array[0].size == row)
             if not has_rows or (array.dtype.kind != "f" and array.dtype != BFLOAT16):
-                wanted = "numbers" if row is None else f"numbers {('processes', *row)}"
+                wanted = "numbers" if row is None else f"numbers, {row} of each process"
                 raise CheckpointError(f"{source} is damaged: {key} is {described(array)}, wanted {wanted}")
 
 
@@ -60,7 +62,7 @@ def restore_hook(archive: Archive, trainer: mx.gluon.Trainer, names: list[str]) 
 
     What the processes have left out counts by its sum: other processes than there were take equal parts of it.
     """
-    hook, store = _hook_of(trainer), trainer._kvstore
+    hook, store = _hook_of(trainer), store_of(trainer)
     rank, num = (0, 1) if store is None else (store.rank, store.num_workers)
 
     def part(rows: np.ndarray) -> np.ndarray:
@@ -75,14 +77,14 @@ def restore_hook(archive: Archive, trainer: mx.gluon.Trainer, names: list[str]) 
         {number: _copy(array) for number, array in shared.items()},
     )
     if hook is None:
-        trainer._communication_state = restored
+        RESTORED.set(trainer, restored)
     else:
         hook.errors, hook.shared = restored
     contract(store).set_residuals({number: part(rows).copy() for number, rows in residuals.items()}, trainer)
 
 
 def _hook_of(trainer: mx.gluon.Trainer) -> StatefulHook | None:
-    return getattr(trainer, "_communication_hook", None)
+    return HOOKS.of(trainer)
 
 
 def _copy(array: np.ndarray) -> mx.nd.NDArray:

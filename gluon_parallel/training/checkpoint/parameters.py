@@ -4,19 +4,21 @@ import numpy as np
 
 from ...archive import Archive
 from ...errors import CheckpointError
+from ...mxnet.blocks import parameters_by_structure
 from ...mxnet.compat import mx
+from ...mxnet.parameters import has_values, waits_for_shape
 
 
-def parameters_of(net: mx.gluon.Block, may_be_deferred: bool = False) -> dict[str, mx.gluon.Parameter]:
+def initialized_parameters(net: mx.gluon.Block, may_be_deferred: bool = False) -> dict[str, mx.gluon.Parameter]:
     """The parameters of a net by their place in it.
 
     CheckpointError: one has no values; with `may_be_deferred`, it may be waiting for its shape.
     """
     if not isinstance(net, mx.gluon.Block):
         raise CheckpointError(f"net: got a {type(net).__name__}, expected a Gluon block; the order is (net, trainer)")
-    parameters = net._collect_params_with_prefix()
+    parameters = parameters_by_structure(net)
     for name, parameter in parameters.items():
-        if parameter._data is None and not (may_be_deferred and parameter._deferred_init):
+        if not has_values(parameter) and not (may_be_deferred and waits_for_shape(parameter)):
             rest = " before loading" if may_be_deferred else ", and run one batch (or state in_channels) before saving"
             raise CheckpointError(
                 f"parameter {name} of {type(net).__name__} has no values yet: call net.initialize(...){rest}"
@@ -28,7 +30,7 @@ def shape_with(parameter: mx.gluon.Parameter, shape: tuple[int, ...]) -> tuple[i
     """The shape of a parameter; if it waits for it, and `shape` fits what is known, then that."""
     known = shape if parameter.shape is None else parameter.shape
     fits = len(known) == len(shape) and all(one in (two, 0, -1) for one, two in zip(known, shape))
-    return shape if parameter._deferred_init and fits else known
+    return shape if waits_for_shape(parameter) and fits else known
 
 
 def named_copies(name: str, copies: list[mx.nd.NDArray]) -> dict[str, np.ndarray]:

@@ -22,10 +22,27 @@ from ...kvstore.trainer_parameters import follow_parameters
 from ...kvstore.update_order import counts_of
 from ...mxnet.compat import mx
 from ...mxnet.compat.array_types import as_current, as_legacy, leaves
+from ...mxnet.optimizers import set_counts, updater_in
+from ...mxnet.parameters import draw_first_values, trainer_of, waits_for_shape
+from ...mxnet.trainers import (
+    devices_of,
+    fill_store,
+    forget_store,
+    has_made_store,
+    loss_scaler_of,
+    make_store,
+    parameters_of,
+    store_of,
+    updaters_of,
+    updates_on_store,
+    waiting_for_store,
+    want_store,
+    wanted_store,
+)
 from ...pipeline.stage import StageDevices
 from . import forms
 from .hook_state import check_hook, keeps_parts, restore_hook, state_of_hook
-from .parameters import copies_by_name, copies_for, named_copies, parameters_of, shape_with
+from .parameters import copies_by_name, copies_for, initialized_parameters, named_copies, shape_with
 
 
 def _scalars(thing: Any) -> dict[str, Any]:
@@ -84,34 +101,37 @@ def _flatten(state: Any, name: str = "optimizer") -> dict[str, mx.nd.NDArray]:
 
 def _names(net: mx.gluon.Block, trainer: mx.gluon.Trainer) -> list[str]:
     """The name of each of the trainer's parameters, in its order; of a shared one, the first name."""
-    places = {id(parameter): name for name, parameter in reversed(list(parameters_of(net).items()))}
-    return [places.get(id(parameter), parameter.name) for parameter in trainer._params]
+    places = {id(parameter): name for name, parameter in reversed(list(initialized_parameters(net).items()))}
+    return [places.get(id(parameter), parameter.name) for parameter in parameters_of(trainer)]
 
 
 def _updaters(trainer: mx.gluon.Trainer) -> list[Any]:
     """What holds the optimizer's arrays: one updater per device, or the one of the key-value store."""
     follow_parameters(trainer)
-    if not trainer._kv_initialized:
-        if isinstance(trainer._contexts, StageDevices):  # a pipeline learns of its trainer at the first step
+    if not has_made_store(trainer):
+        if isinstance(devices_of(trainer), StageDevices):  # a pipeline learns of its trainer at the first step
             update_on_devices(trainer)
-        trainer._init_kvstore()
-    if trainer._params_to_init:
-        trainer._init_params()
-    if not trainer._update_on_kvstore:
-        return trainer._updaters
-    if trainer._kvstore._updater is None:
+        make_store(trainer)
+    if waiting_for_store(trainer):
+        fill_store(trainer)
+    if not updates_on_store(trainer):
+        return updaters_of(trainer)
+    updater = updater_in(store_of(trainer))
+    if updater is None:
         raise CheckpointError(
-            f"the optimizer of kvstore {trainer._kvstore.type!r} lives in its servers, where no checkpoint reaches it: "
-            "make the trainer with update_on_kvstore=False"
+            f"the optimizer of kvstore {store_of(trainer).type!r} lives in its servers, where no checkpoint reaches "
+            "it: make the trainer with update_on_kvstore=False"
         )
-    return [trainer._kvstore._updater]
+    return [updater]
 
 
-def store_of(trainer: Optional[mx.gluon.Trainer]) -> Any:
+def opened_store(trainer: Optional[mx.gluon.Trainer]) -> Any:
     """The trainer's store; opened here if the trainer has not started it. None: there is none."""
-    if trainer is None or trainer._kv_initialized:
-        return getattr(trainer, "_kvstore", None)
-    trainer._kvstore_params["kvstore"] = store = open_named(trainer._kvstore_params["kvstore"])
+    if trainer is None:
+        return None
+    if has_made_store(trainer):
+        return store_of(trainer)
+    store = want_store(trainer, open_named(wanted_store(trainer)))
     if isinstance(store, str):
         return mx.kv.create(store) if meets_others(store) else None
     return store
@@ -130,10 +150,10 @@ def _states(trainer: mx.gluon.Trainer) -> Iterator[tuple[int, Any]]:
 
 def _gathered(trainer: mx.gluon.Trainer, shards: Shards, number: int) -> Any:
     """The whole state of one parameter, of which the devices of all processes have parts."""
-    weight = as_legacy(trainer._params[number].list_data()[0])
+    weight = as_legacy(parameters_of(trainer)[number].list_data()[0])
     whole = trainer.optimizer.create_state_multi_precision(number, weight)
     for key, array in _flatten(whole).items():
-        for place, updater in enumerate(trainer._updaters):
+        for place, updater in enumerate(updaters_of(trainer)):
             begin, end = shards.owned(number, place)
             if begin < end:
                 _flatten(updater.states[number])[key].copyto(part_of(array, begin, end))
@@ -162,7 +182,7 @@ def state(net: mx.gluon.Block, trainer: Optional[mx.gluon.Trainer] = None, keeps
         CheckpointError: the net is not initialized, or the optimizer keeps its arrays where they cannot be saved.
     """
     arrays: dict[str, np.ndarray] = {}
-    for name, parameter in parameters_of(net).items():
+    for name, parameter in initialized_parameters(net).items():
         arrays.update(named_copies(name, parameter.list_data()))
     facts: dict[str, Any] = {"net": type(net).__name__}
     if trainer is not None:
@@ -186,7 +206,7 @@ def state(net: mx.gluon.Block, trainer: Optional[mx.gluon.Trainer] = None, keeps
             "stateful": stateful,
             "scheduler": None if schedule is None else {name: values[key] for name, (values, key) in places.items()},
         }
-        scaler = getattr(trainer, "_amp_loss_scaler", None)  # of mixed precision
+        scaler = loss_scaler_of(trainer)  # of mixed precision
         facts["optimizer"]["loss_scaler"] = None if scaler is None else _scalars(scaler)
     return Archive(arrays, facts)
 
@@ -222,7 +242,7 @@ def checked(
             "a file is loaded with gp.checkpoint.load(path, net, trainer)"
         )
     forms.check(archive.facts, forms.STATE, source)
-    parameters = parameters_of(net, may_be_deferred=True)
+    parameters = initialized_parameters(net, may_be_deferred=True)
     copies = copies_by_name(archive)
     shapes = {name: values[0].shape for name, values in copies.items()}
     refuse_differences(
@@ -232,9 +252,9 @@ def checked(
         f"{type(net).__name__}",
     )
     for name, parameter in parameters.items():
-        if parameter._deferred_init:
+        if waits_for_shape(parameter):
             parameter.shape = shapes[name]
-            parameter._finish_deferred_init()
+            draw_first_values(parameter)
     fill_optimizer = _prepare_optimizer(archive, net, trainer, source) if trainer is not None else None
 
     def fill() -> None:
@@ -276,14 +296,14 @@ def _prepare_optimizer(archive: Archive, net: mx.gluon.Block, trainer: mx.gluon.
 
     # The optimizer makes its arrays itself, of the shape, dtype and kind that it needs; they only have to be filled.
     index_of = {name: index for index, name in enumerate(names)}
-    contexts = trainer._params[0].list_ctx()
+    contexts = parameters_of(trainer)[0].list_ctx()
     devices = contexts[: len(_updaters(trainer))]
     shards = shards_of(trainer)
     if shards is not None:
         shards.divide(index_of[name] for name in saved["stateful"])
 
     def make(name: str, device: mx.Context, part: Optional[tuple[int, int]] = None) -> Any:
-        weight = as_legacy(trainer._params[index_of[name]].data(device))
+        weight = as_legacy(parameters_of(trainer)[index_of[name]].data(device))
         return optimizer.create_state_multi_precision(index_of[name], part_of(weight, *(part or (0, weight.size))))
 
     wanted: dict[str, str] = {}
@@ -296,7 +316,7 @@ def _prepare_optimizer(archive: Archive, net: mx.gluon.Block, trainer: mx.gluon.
     def made_for(place: int) -> Iterator[tuple[str, Any]]:
         """(name, state) of what this device keeps."""
         for name in saved["stateful"]:
-            size = trainer._params[index_of[name]].list_data()[0].size
+            size = parameters_of(trainer)[index_of[name]].list_data()[0].size
             begin, end = (0, size) if shards is None else shards.owned(index_of[name], place)
             if shards is None or begin < end:
                 made = make(name, devices[place], (begin, end))
@@ -318,12 +338,12 @@ def _prepare_optimizer(archive: Archive, net: mx.gluon.Block, trainer: mx.gluon.
                 updater.states_synced[index_of[name]] = False  # its device may be another; the updater moves it
             running = updater.optimizer
             vars(running).update(saved["values"])
-            running._all_index_update_counts = {0: dict(counts)}  # the next update gives them to all devices
+            set_counts(running, dict(counts))  # the next update gives them to all devices
             for name, (values, key) in _places(running.lr_scheduler).items():
                 values[key] = rates.get(name, values[key])
         restore_hook(archive, trainer, names)
         LossScaling(trainer)  # with float16 this makes the scale now; a pipeline would at its first step
-        scaler = getattr(trainer, "_amp_loss_scaler", None)
+        scaler = loss_scaler_of(trainer)
         if scaler is not None and saved.get("loss_scaler"):
             vars(scaler).update(saved["loss_scaler"])
 
@@ -335,8 +355,13 @@ def _set_data(parameter: mx.gluon.Parameter, array: np.ndarray) -> None:
     if array.ndim:
         parameter.set_data(as_current(value))
         return
-    trainer = parameter._trainer  # MXNet's set_data cannot fill mx.np arrays of no dimension
-    if trainer and trainer._kv_initialized and trainer._update_on_kvstore and parameter not in trainer._params_to_init:
-        trainer._reset_kvstore()
+    trainer = trainer_of(parameter)  # MXNet's set_data cannot fill mx.np arrays of no dimension
+    if (
+        trainer
+        and has_made_store(trainer)
+        and updates_on_store(trainer)
+        and parameter not in waiting_for_store(trainer)
+    ):
+        forget_store(trainer)
     for data in parameter.list_data():
         as_legacy(data)[:] = value

@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 
 from ...errors import LOG
+from ...mxnet.loaders import dataset_of, has_worker_threads, inner_dataset, make_batch, mapped_data
 
 
 def warn(loader: Any, rank: int, num_workers: int) -> None:
     """Warn of what goes wrong in silence when process `rank` of `num_workers` reads its part of this loader."""
-    if loader._worker_pool is not None and loader._thread_pool and rank == 0 and _draws(loader):
+    if has_worker_threads(loader) and rank == 0 and _draws(loader):
         LOG.warning(
             "gluon_parallel: threads of a DataLoader with thread_pool=True draw from NumPy's or Python's one "
             "generator, so another run draws others. Leave thread_pool=True out: processes repeat their draws"
         )
-    if _is_part(loader._dataset, rank, num_workers):
+    if _is_part(dataset_of(loader), rank, num_workers):
         LOG.warning(
             f"gluon_parallel: the data set of process {rank} of {num_workers} looks like its part of a larger one, by "
             "Dataset.shard or a sampler. gp.prepare divides it once more, so each process reads a part of its part. "
@@ -31,14 +32,14 @@ def _is_part(dataset: Any, rank: int, num_workers: int) -> bool:
     Not asked of process 0, since the first samples are also what ``Dataset.take`` has, on all processes.
     """
     while rank and dataset is not None:
-        inner, chosen = getattr(dataset, "_dataset", None), getattr(dataset, "_indices", None)
+        inner, chosen = inner_dataset(dataset)
         if inner is not None and chosen and isinstance(chosen[0], (int, np.integer)):
             num, first = len(inner), min(chosen)
             is_block = abs(first - num * rank / num_workers) <= num_workers and max(chosen) - first < len(chosen)
             is_strided = {number % num_workers for number in chosen} == {rank}
             if abs(len(chosen) - num / num_workers) < 1 and (is_block or is_strided):
                 return True
-        dataset = inner if inner is not None else getattr(dataset, "_data", None)
+        dataset = inner if inner is not None else mapped_data(dataset)
     return False
 
 
@@ -50,7 +51,7 @@ def _draws(loader: Any) -> bool:
 
     before = states()
     with contextlib.suppress(Exception):  # which comes again when it is read
-        loader._batchify_fn([loader._dataset[0]])
+        make_batch(loader)([dataset_of(loader)[0]])
     drawn = states() != before
     of_python, of_numpy = pickle.loads(before)
     random.setstate(of_python)

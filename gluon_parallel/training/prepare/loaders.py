@@ -12,6 +12,7 @@ from ...data_parallel.sampler import BatchSampler
 from ...errors import BatchMismatch
 from ...mxnet.compat import mx
 from ...mxnet.device_threads.seeds import derive_seed, seed_this_thread
+from ...mxnet.loaders import batch_sampler_of, first_number, last_batch_of, sampler_in, set_batch_sampler, size_of_batch
 from ..seeding import reseed
 from . import loader_warnings
 from .empty import without_samples
@@ -84,7 +85,7 @@ class LoaderShard:
         order = self._order
         order.set_epoch(epoch, start)
         if self._sampler is not None:
-            self._loader._batch_sampler = self._sampler
+            set_batch_sampler(self._loader, self._sampler)
         first = order.start
         if first < start:
             self.reseed(first)
@@ -152,12 +153,13 @@ def shard_loader(loader: Any, rank: int, num_workers: int, seed: int, batch_axis
         part = loader.shard(rank, num_workers)
         return LoaderShard(part, part, batch_axis)
     if isinstance(loader, _data.DataLoader):
-        sampler = loader._batch_sampler
+        sampler = batch_sampler_of(loader)
         sampler = getattr(sampler, "given", sampler)  # in place of that of an earlier training
         order = _order(sampler, rank, num_workers, seed)
         if order is not None:
             loader_warnings.warn(loader, rank, num_workers)
-            numbered = loader._batch_sampler = _Numbered(order, seed, sampler)  # its workers know the data set alone
+            numbered = _Numbered(order, seed, sampler)
+            set_batch_sampler(loader, numbered)  # its workers know the data set alone
             loader.auto_reload = False  # it would read the next pass ahead in the order of this one
             loader.clean()
             return LoaderShard(loader, order, batch_axis, numbered)
@@ -167,7 +169,7 @@ def shard_loader(loader: Any, rank: int, num_workers: int, seed: int, batch_axis
         return LoaderShard(loader, _Own(loader))
     kind = type(loader).__name__
     if isinstance(loader, _data.DataLoader):
-        own = f"a {type(getattr(sampler, '_sampler', sampler)).__name__} of its own"
+        own = f"a {type(sampler_in(sampler, sampler)).__name__} of its own"
         kind += f" with {_ROLLOVER if _is_rollover(sampler) else own}"
     raise TypeError(
         f"cannot divide a {kind} among {num_workers} processes. Pass a DataLoader(data, batch_size, shuffle=...) whose "
@@ -203,9 +205,9 @@ class _Numbered:
 
     def __init__(self, order: Any, seed: int, given: Any) -> None:
         self.order, self._seed, self.given = order, seed, given
-        numbers: Any = getattr(given, "_sampler", None)
+        numbers: Any = sampler_in(given)
         is_shifted = type(numbers) is _data.SequentialSampler and isinstance(order, BatchSampler)
-        self._first = numbers._start if is_shifted else 0  # the number of the sample that the order calls 0
+        self._first = first_number(numbers) if is_shifted else 0  # the number of the sample that the order calls 0
 
     def __len__(self) -> int:
         return len(self.order)
@@ -240,17 +242,19 @@ class _Samples(list):
 
 
 def _is_rollover(order: Any) -> bool:
-    return getattr(getattr(order, "batches", order), "_last_batch", None) == "rollover"
+    return last_batch_of(getattr(order, "batches", order)) == "rollover"
 
 
 def _order(sampler: Any, rank: int, num_workers: int, seed: int) -> Any:
     """The sampler of process `rank`, or None if this one cannot be divided among several."""
     if isinstance(sampler, BatchSampler):
         return sampler.shard(rank, num_workers)
-    kind = type(getattr(sampler, "_sampler", None))
+    kind = type(sampler_in(sampler))
     plain = type(sampler) is _data.BatchSampler and kind in (_data.SequentialSampler, _data.RandomSampler)
-    if not plain or sampler._last_batch not in _LAST_BATCH:
+    if not plain or last_batch_of(sampler) not in _LAST_BATCH:
         return _Own(sampler) if num_workers == 1 else None
-    shuffle, last_batch = kind is _data.RandomSampler, _LAST_BATCH[sampler._last_batch]
-    whole = BatchSampler(len(sampler._sampler), sampler._batch_size, shuffle=shuffle, seed=seed, last_batch=last_batch)
+    shuffle, last_batch = kind is _data.RandomSampler, _LAST_BATCH[last_batch_of(sampler)]
+    whole = BatchSampler(
+        len(sampler_in(sampler)), size_of_batch(sampler), shuffle=shuffle, seed=seed, last_batch=last_batch
+    )
     return whole.shard(rank, num_workers)

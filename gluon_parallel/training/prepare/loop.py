@@ -19,6 +19,8 @@ from ...kvstore import collective
 from ...kvstore.collective import gather, gather_objects
 from ...kvstore.contract import contract
 from ...mxnet.compat import mx
+from ...mxnet.parameters import waits_for_shape
+from ...mxnet.trainers import has_made_store
 from .. import stopping
 from ..checkpoint.state import is_divided
 from ..run import BEST, Run
@@ -104,7 +106,7 @@ class Loop:
 
     def _share_net(self) -> None:
         """Give all processes process 0's values of what a trainer that has not begun does not hold."""
-        if self.net is not None and self.trainer is not None and not self.trainer._kv_initialized:
+        if self.net is not None and self.trainer is not None and not has_made_store(self.trainer):
             broadcast_others(self.net, self.trainer, self._meeting)
 
     @property
@@ -319,7 +321,7 @@ class Loop:
         """Random numbers of a step, by default the next one, and of what reads its batch, follow from its number."""
         step = self.num_steps if number is None else number
         parameters = self.net.collect_params().values() if self.net is not None and step == 0 else ()
-        draws_weights = any(parameter._deferred_init for parameter in parameters)  # whose shapes come from this step
+        draws_weights = any(waits_for_shape(parameter) for parameter in parameters)  # whose shapes come from this step
         # Weights are the same on all processes, should process 0 be lost before it has sent its own.
         reseed(self._seed + (0 if draws_weights else self.rank), 1, step)
 

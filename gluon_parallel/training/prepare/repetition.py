@@ -11,6 +11,8 @@ from ...allreduce import gradients
 from ...errors import BatchMismatch
 from ...mxnet.compat import mx
 from ...mxnet.compat.array_types import as_legacy, leaves
+from ...mxnet.parameters import call_with_first_values, has_values, waits_for_shape
+from ...mxnet.trainers import has_made_store, loss_scaler_of, set_progress_of_store, waiting_for_store
 from ...split import map_parts
 from .loaders import LoaderShard
 
@@ -106,16 +108,15 @@ def snapshot(changing: Sequence[Any], trainer: mx.gluon.Trainer) -> Callable[[],
     """Copy these parameters and the trainer's own state; returns the function that puts both back."""
     alike: dict[tuple, list[Any]] = {}  # arrays of one device and dtype: one operator copies them
     for parameter in changing:
-        has_values = parameter._data is not None  # else its shape is not known yet
-        for array in map(as_legacy, parameter.list_data()) if has_values else ():
+        for array in map(as_legacy, parameter.list_data()) if has_values(parameter) else ():
             alike.setdefault((array.context, array.dtype), []).append(array)
     copies = [(arrays, mx.nd.concat(*(array.reshape(-1) for array in arrays), dim=0)) for arrays in alike.values()]
-    scaler = getattr(trainer, "_amp_loss_scaler", None)
+    scaler = loss_scaler_of(trainer)
     scale = None if scaler is None else dict(vars(scaler))
-    begun = trainer._kv_initialized, list(trainer._params_to_init)
+    begun = has_made_store(trainer), list(waiting_for_store(trainer))
     drawn: list[tuple[Any, Any]] = []  # (parameter, its first values), where the step itself draws them
     for parameter in changing:
-        if parameter._deferred_init:
+        if waits_for_shape(parameter):
             _note_first_values(parameter, drawn)
 
     def put_back() -> None:
@@ -128,18 +129,12 @@ def snapshot(changing: Sequence[Any], trainer: mx.gluon.Trainer) -> Callable[[],
                 array[:] = values
         if scale is not None:
             vars(scaler).update(scale)
-        trainer._kv_initialized, trainer._params_to_init = begun[0], list(begun[1])
-        gradients.forget(one for one in gradients.trainable(trainer) if one._data is not None)
+        set_progress_of_store(trainer, *begun)
+        gradients.forget(one for one in gradients.trainable(trainer) if has_values(one))
 
     return put_back
 
 
 def _note_first_values(parameter: Any, drawn: list[tuple[Any, Any]]) -> None:
     """Add a parameter and a copy of its values to `drawn` when it is initialised, with the first batch."""
-
-    def initialise(values: Any, devices: Any) -> None:
-        del parameter._init_impl  # the method is there again
-        drawn.append((parameter, as_legacy(values).copy()))
-        parameter._init_impl(values, devices)
-
-    parameter._init_impl = initialise
+    call_with_first_values(parameter, lambda values: drawn.append((parameter, as_legacy(values).copy())))

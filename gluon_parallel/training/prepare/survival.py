@@ -20,10 +20,12 @@ from ...kvstore.collective import gather, gather_objects
 from ...kvstore.contract import contract
 from ...mxnet.compat import mx
 from ...mxnet.engine.failures import drop_tracebacks
+from ...mxnet.parameters import forget_call_with_first_values, has_values, is_differentiable
+from ...mxnet.trainers import has_made_store, parameters_of, set_progress_of_store, waiting_for_store, want_store
 from ...nn.sync_batch_norm.participants import drain, groups_of
 from ...nn.sync_batch_norm.sync_group import all_groups
 from ..checkpoint import restore, state
-from ..checkpoint.state import store_of
+from ..checkpoint.state import opened_store
 from .loaders import LoaderShard, shard_loader
 from .repetition import Step, arrays_of, note, read, snapshot
 
@@ -74,11 +76,11 @@ def survive(
         >>> step.num_steps
         2
     """
-    store = store_of(trainer)
+    store = opened_store(trainer)
     if isinstance(store, str):
-        store = trainer._kvstore_params["kvstore"] = kvstore.create(store)
+        store = want_store(trainer, kvstore.create(store))
     store = contract(store)
-    if not trainer._kv_initialized:
+    if not has_made_store(trainer):
         broadcast_others(net, trainer, store)
     shards = [shard_loader(loader, store.rank, store.num_workers, seed, batch_axis) for loader in loaders]
     return (Survival(step, net, trainer, shards, store), *shards)
@@ -155,14 +157,14 @@ class Survival:
         if self._is_inside:
             return function()
         epochs = [loader.epoch for loader in self._loaders]
-        begun = self.trainer._kv_initialized, list(self.trainer._params_to_init)
+        begun = has_made_store(self.trainer), list(waiting_for_store(self.trainer))
 
         def repeat() -> None:
             for loader, epoch in zip(self._loaders, epochs):
                 if loader.epoch != epoch:  # a pass of the function, which has begun
                     loader.set_epoch(epoch)
             if not self._steps:
-                self.trainer._kv_initialized, self.trainer._params_to_init = begun[0], list(begun[1])
+                set_progress_of_store(self.trainer, *begun)
             self._repeat(self._steps)
 
         return self._until_done(function, repeat, is_step=False)
@@ -182,8 +184,8 @@ class Survival:
         if self._survives:
             gradients.wait(parameters)
             if self.num_updates == 0:  # gluon.Trainer sends the weights when their gradients are there
-                for parameter in self.trainer._params:
-                    for array in parameter.list_data() if parameter._data is not None else ():
+                for parameter in parameters_of(self.trainer):
+                    for array in parameter.list_data() if has_values(parameter) else ():
                         array.wait_to_read()
             self._store.check()
         self._has_updated = True
@@ -246,7 +248,7 @@ class Survival:
         self._done = is_update, result
         if is_update:
             for parameter in self._changing:  # of those that no batch has reached yet, see `snapshot`
-                vars(parameter).pop("_init_impl", None)
+                forget_call_with_first_values(parameter)
             self.num_updates += 1
             self._steps.clear()
 
@@ -308,7 +310,7 @@ class Survival:
         if not is_behind:
             return _NOTHING
         if is_update:
-            trainer._kv_initialized, trainer._params_to_init = True, []  # the others have all weights
+            set_progress_of_store(trainer, True, [])  # the others have all weights
             restore(archive, net, trainer)
             result = result if self._unfinished is None else self._unfinished()
         self._note_done(is_update, result)
@@ -322,4 +324,4 @@ class Survival:
     @functools.cached_property
     def _statistics(self) -> list[Any]:
         parameters = self._net.collect_params().values()
-        return [one for one in parameters if not one._differentiable and len(one.shape) == 1]
+        return [one for one in parameters if not is_differentiable(one) and len(one.shape) == 1]

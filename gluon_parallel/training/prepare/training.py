@@ -9,11 +9,13 @@ from typing import Any, Callable, Optional
 from ... import kvstore
 from ...data_parallel import DataParallel
 from ...data_parallel.shards import shards_of
+from ...data_parallel.step import expect_equal_batches
 from ...errors import GradientUnavailable
 from ...kvstore import collective
 from ...kvstore.collective import broadcast_object
 from ...metrics import evaluate
 from ...mxnet.compat import mx
+from ...mxnet.trainers import has_made_store, store_of, want_store, wanted_store
 from ...nn import convert_sync_batchnorm
 from ...nn.blocks import net_and_loss
 from ...nn.sync_batch_norm.participants import groups_of
@@ -111,25 +113,26 @@ def prepare(
         if group.store is None:
             group.connect(store)
     step = DataParallel(net, loss, trainer, **options)
-    step.warns_of_equal_batches = not loaders  # of equal samples, equal batches are made
+    if loaders:  # which are divided here
+        expect_equal_batches(step)
     training = Training(step, *loaders, store=store, seed=seed, run=run, saved=saved)
     return (training, *training.loaders) if loaders else training
 
 
 def _connected(trainer: mx.gluon.Trainer, store: Optional[Any]) -> Any:
     """The store through which all processes meet, which the trainer takes."""
-    own = trainer._kvstore if trainer._kv_initialized else trainer._kvstore_params["kvstore"]
+    own = store_of(trainer) if has_made_store(trainer) else wanted_store(trainer)
     if store is None:
         given = own is not None and getattr(own, "type", own) not in _OF_ONE_PROCESS
         store = own if given else "auto"
     store = kvstore.create(store) if isinstance(store, str) else kvstore.as_store(store, "prepare")
-    if trainer._kv_initialized and store is not own and store.num_workers > 1:
+    if has_made_store(trainer) and store is not own and store.num_workers > 1:
         raise GradientUnavailable(
             "the trainer has begun without the other processes; call gp.prepare before its first step and before its "
             "state is saved or loaded"
         )
-    if not trainer._kv_initialized:
-        trainer._kvstore_params["kvstore"] = store
+    if not has_made_store(trainer):
+        want_store(trainer, store)
     return store
 
 

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ....errors import ExchangeError
-from ....mxnet.compat import mx
+from ....mxnet.arrays import addresses_of
 from ....mxnet.engine import fail, make_room, without_repetition
 from ....mxnet.engine.failures import remember
+from ....mxnet.library import check_call
 from ....native import function, provide
 from ....native.records import C, address_of
 from ..agreement import key_of
@@ -182,10 +183,10 @@ class SharedSum:
         self.record.num_segments, self.record.segments = len(segments), address_of(segments)
         self.record.num_bytes = int(segments["num_values"].sum()) * self.key.itemsize
         self.record.gathers = self.record.releases = 0
-        self._handles[:] = [array.handle.value for array in self._arrays]
+        self._handles[:] = addresses_of(self._arrays)
         only_read, changed = without_repetition(values, outs)
         self.record.num_only_read, self.record.num_changed = len(only_read), len(changed)
-        once = [array.handle.value for array in (*only_read, *changed)]
+        once = addresses_of((*only_read, *changed))
         self._once[: len(once)] = once
         device = outs[0].ctx
         self.record.device = device.device_typeid | device.device_id << 32
@@ -237,7 +238,7 @@ class Pushes:
         pushed, num = 0, len(self._exchanges)
         while pushed < num:
             pushed = _push(*self._arguments, pushed, num)
-            mx.base.check_call(-1 if pushed < 0 else 0)
+            check_call(-1 if pushed < 0 else 0)
             if pushed < num:
                 self._exchanges[pushed].add_twin()
         progress = self._shared.progress
