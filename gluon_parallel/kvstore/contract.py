@@ -307,8 +307,8 @@ class _Foreign(Contract):
         self.store = store
         self.type = getattr(store, "type", None)
         self.rank, self.num_workers = getattr(store, "rank", 0), getattr(store, "num_workers", 1)
-        if store is not None and not isinstance(store, str):
-            self.broadcast, self.pushpull = store.broadcast, store.pushpull
+        # Its own functions, without one around them in every step; one of an asynchronous kind may have neither.
+        vars(self).update({name: getattr(store, name) for name in ("broadcast", "pushpull") if hasattr(store, name)})
         self.takes_hooks = self.num_workers == 1  # nothing is exchanged then
         self.sums_rows = store is None or isinstance(store, (str, mx.kv.KVStore))
 
