@@ -136,14 +136,10 @@ def _go_backward(row: Sequence[mx.nd.NDArray], heads: Sequence[mx.nd.NDArray]) -
 
 def _mean(losses: Sequence[mx.nd.NDArray], weights: Sequence[int], sizes: Sequence[int]) -> mx.nd.NDArray:
     """The mean over all samples, (1,), on the first device; an element of a loss counts for `weights` of them."""
+    # As mx.nd arrays, in float32 where half precision could not hold the sum of a batch.
+    wide = [one.astype("float32") if one.dtype in (np.float16, BFLOAT16) else one for one in map(as_legacy, losses)]
     if len(losses) == 1 and weights[0] == 1 and losses[0].shape == (sizes[0],):
-        return as_current(_wide(losses[0]).mean())
-    sums = [_wide(loss).sum().as_in_context(losses[0].ctx) for loss in losses]
+        return as_current(wide[0].mean())
+    sums = [loss.sum().as_in_context(losses[0].ctx) for loss in wide]
     sums = [one if weight == weights[0] else one * (weight / weights[0]) for one, weight in zip(sums, weights)]
     return as_current(nd.add_n(*sums) * (weights[0] / sum(sizes)))
-
-
-def _wide(loss: mx.nd.NDArray) -> mx.nd.NDArray:
-    """The loss as an mx.nd array, in float32 where half precision could not hold the sum of a batch."""
-    legacy = as_legacy(loss)
-    return legacy.astype("float32") if legacy.dtype in (np.float16, BFLOAT16) else legacy

@@ -20,7 +20,11 @@ _NUMPY_DTYPES = {np.float16, np.float32, np.float64, np.uint8, np.int8, np.int32
 
 def map_arrays(function: Callable[[Any], Any], data: Nested) -> Nested:
     """The same nesting of tuples, lists and dicts with `function` applied to every array; what else it has stays."""
-    return function(data) if _is_array(data) else map_parts(lambda part: map_arrays(function, part), data)
+    if isinstance(data, (mx.nd.NDArray, np.ndarray)):
+        return function(data)
+    if type(data) in (tuple, list):
+        return type(data)([map_arrays(function, part) for part in data])
+    return map_parts(lambda part: map_arrays(function, part), data)
 
 
 def _is_array(data: Nested) -> bool:

@@ -20,10 +20,11 @@ import gluon_parallel as gp
 from gluon_parallel import native
 from gluon_parallel.kvstore.mpi import lost_workers, operations, progress_engine
 from gluon_parallel.kvstore.mpi.operations import allreduce
+from gluon_parallel.kvstore.mpi.plan import Pushes
 from gluon_parallel.kvstore.mpi.progress_engine import ProgressEngine
 from gluon_parallel.kvstore.mpi.python_sums import compressor
 from gluon_parallel.kvstore.mpi.shared_memory.memory import SharedMemory
-from gluon_parallel.kvstore.mpi.shared_memory.sums import KeySums, Pushes
+from gluon_parallel.kvstore.mpi.shared_memory.sums import KeySums
 from gluon_parallel.kvstore.mpi.transport import MPI_LOCK
 from gluon_parallel.mxnet.engine import failures
 from gluon_parallel.native import new_mutex

@@ -1,4 +1,4 @@
-"""A steady step runs through few files of the package, and docs/explanation/step.md names them."""
+"""A steady step runs through few files and functions of the package, and docs/explanation/step.md names the files."""
 
 import re
 import sys
@@ -15,13 +15,18 @@ def files_in(output):
     return re.search(r"^entered (.+)$", output, re.MULTILINE)[1].split()
 
 
+def num_functions(output):
+    return int(re.search(r"^called (.+)$", output, re.MULTILINE)[1])
+
+
 @pytest.mark.parametrize("norm", ["plain", "sync"])
 @pytest.mark.parametrize("num_devices", [1, 2])
-def test_a_steady_step_of_one_process_runs_through_at_most_12_files(num_devices, norm):
+def test_a_steady_step_of_one_process_runs_through_at_most_13_files(num_devices, norm):
     status, output = run_command([sys.executable, step_files.__file__, str(num_devices), norm, "none"])
     assert status == 0, output
     found = files_in(output)
-    assert len(found) <= 12, found
+    assert len(found) <= (9 if norm == "plain" else 13), found
+    assert num_functions(output) <= (59 if norm == "plain" else 81)
     assert not [file for file in found if f"`{file}`" not in PAGE.read_text("utf-8")]
 
 
@@ -31,5 +36,6 @@ def test_a_steady_step_between_two_processes_runs_through_at_most_16_files(norm)
     status, output = run_mpi(2, step_files.__file__, "1", norm, "mpi")
     assert status == 0, output
     found = files_in(output)
-    assert len(found) <= 16, found
+    assert len(found) <= (12 if norm == "plain" else 16), found
+    assert num_functions(output) <= (55 if norm == "plain" else 75)
     assert not [file for file in found if f"`{file}`" not in PAGE.read_text("utf-8")]

@@ -74,7 +74,8 @@ def test_a_broadcast_over_mxnets_servers_has_ended_when_it_returns(monkeypatch, 
 def test_a_broadcast_over_mxnets_servers_is_not_waited_for_without_a_limit(monkeypatch, store):
     out, release = mx.nd.zeros(2), threading.Event()
     monkeypatch.setenv("GLUON_PARALLEL_TIMEOUT", "0.2")
-    monkeypatch.setattr(Servers, "type", "dist_sync")
+    for name, value in (("type", "dist_sync"), ("rank", 0), ("num_workers", 2)):
+        monkeypatch.setattr(Servers, name, value)
     monkeypatch.setattr(servers, "leave_without_waiting", lambda: None)
     monkeypatch.setattr(mx.kvstore.KVStore, "broadcast", lambda *_: push(lambda: release.wait(60), write=[out]))
     with pytest.raises(WorkerLost, match=r"key 7: process \d of \d waited 0.2 s for the others. .*on a server"):

@@ -100,8 +100,8 @@ class Update:
     def abandon(self) -> None:
         """Forget what was accumulated: half a batch must not leak into the next update."""
         self._num_samples = self._num_steps = self._num_of_all = 0
-        self._is_under_way = False
-        if self._header is not None:
+        if self._is_under_way and self._header is not None:
+            self._is_under_way = False
             self._header.abandon()
         if self._join.step is not None:
             self._join.abandon_step()

@@ -96,7 +96,9 @@ class Reducer:
 
     def reached(self) -> Sequence[int]:
         """The places of the parameters that the last backward pass has reached on any device."""
-        return self.places if self.all_fresh() else np.flatnonzero(self.marks.any(axis=1)).tolist()
+        if get_marks(self._record, 0, len(self.places), self._fresh) == self.marks.size:
+            return self.places
+        return np.flatnonzero(self.marks.any(axis=1)).tolist()
 
     def count_passes(self) -> int:
         """How many backward passes over one device have reached any parameter since the last call, 0 if they add up."""
@@ -291,7 +293,7 @@ def update_copies(trainer: mx.gluon.Trainer, reducer: Reducer, places: Sequence[
         owned = [(numbers, grads, weights) for grads, weights in reducer.of_devices]
     else:
         owned = [(numbers, [g[at] for at in places], [w[at] for at in places]) for g, w in reducer.of_devices]
-    has_updated_all = shards is not None or _repeats(optimizer)
+    has_updated_all = shards is not None or len(owned) == 1 or _repeats(optimizer)
     devices = zip(updaters_of(trainer), devices_of(trainer), owned if has_updated_all else owned[:1])
     try:
         for updater, device, (own, grads, weights) in from_one_state(optimizer, devices) if len(owned) > 1 else devices:

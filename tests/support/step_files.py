@@ -1,4 +1,4 @@
-"""Prints which files of the package a steady step enters: ``python step_files.py NUM_DEVICES plain|sync STORE``."""
+"""Prints the files and the number of functions of a steady step: ``python step_files.py DEVICES plain|sync STORE``."""
 
 import sys
 import threading
@@ -6,7 +6,8 @@ import warnings
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2] / "gluon_parallel"
-entered, is_on = set(), threading.Event()
+entered, called, is_on = set(), set(), threading.Event()
+OF_LOOPS = "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"  # functions before Python 3.12 alone
 
 
 def note(frame, event, _argument):
@@ -15,6 +16,8 @@ def note(frame, event, _argument):
         path = Path(frame.f_code.co_filename)
         if PACKAGE in path.parents:
             entered.add(str(path.relative_to(PACKAGE)))
+            if frame.f_code.co_name not in OF_LOOPS:
+                called.add((path, frame.f_code.co_firstlineno))
 
 
 threading.setprofile(note)  # before any thread of the package is there
@@ -51,6 +54,7 @@ def main(num_devices, norm, store):
     sys.setprofile(None)
     if store is None or store.rank == 0:
         print("entered", *sorted(entered))
+        print("called", len(called))
 
 
 if __name__ == "__main__":

@@ -12,9 +12,12 @@ import numpy as np
 from ...mxnet.compat import mx
 from ...mxnet.compat.array_types import as_legacy, as_tuple
 from ...mxnet.engine import failures, make_plain
+from ...mxnet.library import check_call
+from ...native import function
+from ...native.records import address_of
 from ..contract import Arrays, Keys, Plan
 from ..flight_recorder import RECORDER
-from .shared_memory.sums import KeySums, Pushes, SharedSum
+from .shared_memory.sums import KeySums, SharedSum
 
 _ALONE = 1 << 20  # bytes from which on an array travels by itself
 _FIRST, _NEXT = 1 << 20, 25 << 20  # bytes of the first bucket, which starts early, and of those after it
@@ -128,6 +131,43 @@ class SumPlan(Plan):
             store.describe(f"{first} to {last}", " to ".join(labels))
         name, sizes = f"{store._number}s:{first} to {last}".encode(), [array.size for array in arrays]
         return store._progress.shared.rows_of(KeySums, name, signature, sizes, arrays[0].dtype)
+
+
+class Pushes:
+    """Exchanges, each of another key, that one call of the C library hands to MXNet's engine, step after step.
+
+    Args:
+        exchanges: they are released when this object is not used any more.
+        priorities: of each.
+    """
+
+    def __init__(self, shared: Any, exchanges: Sequence[SharedSum], priorities: Sequence[int]) -> None:
+        self._shared, self._exchanges = shared, exchanges
+        self._addresses = np.array([address_of(exchange.record) for exchange in exchanges], np.int64)
+        self._priorities = np.array(priorities, np.int64)
+        self._arguments = address_of(shared.host), address_of(self._addresses), address_of(self._priorities)
+
+    def push(self) -> None:
+        """Start all of them, which begin when their arrays are ready; returns at once."""
+        pushed, num = 0, len(self._exchanges)
+        while pushed < num:
+            pushed = _push(*self._arguments, pushed, num)
+            check_call(-1 if pushed < 0 else 0)
+            if pushed < num:
+                self._exchanges[pushed].add_twin()
+        progress = self._shared.progress
+        if progress.failure is not None:  # since the caller looked
+            for exchange in self._exchanges:
+                exchange.fail(progress.failure)
+        if not progress.is_watching:
+            progress.watch()
+
+    def __del__(self) -> None:
+        for exchange in self._exchanges:
+            exchange.key.release(exchange)
+
+
+_push = function("gp_push", 5)
 
 
 def _are_rows(values: Sequence[Any], outs: Sequence[Any]) -> bool:

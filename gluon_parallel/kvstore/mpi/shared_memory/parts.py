@@ -11,9 +11,9 @@ import numpy as np
 from ....mxnet.engine import check, make_plain
 from ....native.records import C, address_of
 from ...contract import Arrays, Bounds, Keys
-from ..plan import are_on_host
+from ..plan import Pushes, are_on_host
 from .rows import PARTS
-from .sums import KeySums, Pushes, SharedSum
+from .sums import KeySums, SharedSum
 
 # Bytes of a row: fits the cache, and holds a matrix of 1024 x 1024 with its bias.
 ROW = (4 << 20) + (64 << 10)

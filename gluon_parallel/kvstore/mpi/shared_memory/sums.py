@@ -17,8 +17,7 @@ from ....errors import ExchangeError
 from ....mxnet.arrays import addresses_of
 from ....mxnet.engine import fail, make_room, without_repetition
 from ....mxnet.engine.failures import remember
-from ....mxnet.library import check_call
-from ....native import function, provide
+from ....native import provide
 from ....native.records import C, address_of
 from ..agreement import key_of
 from ..lost_workers import BETWEEN
@@ -219,39 +218,4 @@ class SharedSum:
         return self.key.ranks_missing("arrived", number) or self.key.ranks_summing(number)
 
 
-class Pushes:
-    """Exchanges, each of another key, that one call of the C library hands to MXNet's engine, step after step.
-
-    Args:
-        exchanges: they are released when this object is not used any more.
-        priorities: of each.
-    """
-
-    def __init__(self, shared: Any, exchanges: Sequence[SharedSum], priorities: Sequence[int]) -> None:
-        self._shared, self._exchanges = shared, exchanges
-        self._addresses = np.array([address_of(exchange.record) for exchange in exchanges], np.int64)
-        self._priorities = np.array(priorities, np.int64)
-        self._arguments = address_of(shared.host), address_of(self._addresses), address_of(self._priorities)
-
-    def push(self) -> None:
-        """Start all of them, which begin when their arrays are ready; returns at once."""
-        pushed, num = 0, len(self._exchanges)
-        while pushed < num:
-            pushed = _push(*self._arguments, pushed, num)
-            check_call(-1 if pushed < 0 else 0)
-            if pushed < num:
-                self._exchanges[pushed].add_twin()
-        progress = self._shared.progress
-        if progress.failure is not None:  # since the caller looked
-            for exchange in self._exchanges:
-                exchange.fail(progress.failure)
-        if not progress.is_watching:
-            progress.watch()
-
-    def __del__(self) -> None:
-        for exchange in self._exchanges:
-            exchange.key.release(exchange)
-
-
 provide("start_between_hosts", _start_between_hosts, ctypes.c_int64, ctypes.c_int64)
-_push = function("gp_push", 5)
