@@ -55,7 +55,7 @@ from .training.start import start as start
 
 # Modules that the imports above leave here; dir() shows the public API alone.
 _INSIDE = """
-    bounds commands cores data_parallel forks launch_engines loss_checks mxnet native patches sample_loss split
+    bounds commands cores data_parallel forks launch_engines loss_checks mxnet native patches reduce sample_loss split
     store_table training
 """.split()
 

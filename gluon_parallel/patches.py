@@ -4,7 +4,8 @@ import multiprocessing.pool
 from typing import Any, NamedTuple
 
 from .allreduce import gradients, written
-from .kvstore import clients, factory, module_loops, separate_training, trainer_loops, trainer_parameters
+from .data_parallel import module_loops, trainer_loops
+from .kvstore import clients, factory, separate_training, trainer_parameters
 from .kvstore.environment import launched_group
 from .mxnet import last_error
 from .mxnet.compat import mx

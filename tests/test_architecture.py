@@ -28,7 +28,7 @@ LAYERS = [
     ["devices", "split", "allreduce", "archive", "sample_loss"],
     ["kvstore", "loss_checks"],
     ["launch_engines", "communication_hooks"],
-    ["nn"],
+    ["nn", "reduce"],
     ["data_parallel", "asynchronous", "metrics"],
     ["pipeline"],
     ["training", "models", "datasets"],

@@ -180,7 +180,7 @@ def test_only_the_two_ways_to_call_the_command_line_are_recognised(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "status", "shown"),
     [
-        (["--help"], 0, "Estimate memory and "),
+        (["--help"], 0, "Check this machine and "),
         (["doctor", "-h"], 0, "--hosts h1:1,h2:1"),
         ([], 2, "arguments are required: command"),
         (["doktor"], 2, "invalid choice: 'doktor'"),

@@ -9,8 +9,8 @@ from kvstore_shards import CASES, bits, held, make, train
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.data_parallel import shards
-from gluon_parallel.data_parallel.shards import parts
+from gluon_parallel.reduce import shards
+from gluon_parallel.reduce.shards import parts
 from mxnet import gluon, nd
 
 CPUS = [mx.cpu(number) for number in range(3)]

@@ -31,6 +31,7 @@ from ..mxnet.trainers import (
     wanted_store,
     wants_update_on_store,
 )
+from . import trainer_loops
 
 _SAME_ORDER = (
     "gluon.Trainer numbers parameters by their names. Make the same layers in the same order on every process, or name "
@@ -49,7 +50,7 @@ def update_on_devices(trainer: mx.gluon.Trainer) -> mx.kv.KVStoreBase | str | No
             "first step and before its state is saved or restored"
         )
     want_update_on_devices(trainer)
-    kvstore.trainer_loops.sum_over_devices(trainer)
+    trainer_loops.sum_over_devices(trainer)
     if has_made_store(trainer):
         return store_of(trainer)
     store = wanted_store(trainer)

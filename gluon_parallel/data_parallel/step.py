@@ -19,14 +19,14 @@ from ..nn import convert_by_default, participants, say_what_was_converted
 from ..nn.blocks import net_and_loss
 from ..nn.sync_batch_norm.participants import groups_of, start_anew
 from ..nn.sync_batch_norm.sync_group import SyncGroup
+from ..reduce.hooked_sum import connect
+from ..reduce.shards import shard
 from ..sample_loss import LossPerSample
 from ..split import as_devices, cut, map_arrays, num_samples, shard_sizes
 from . import checks, first_step
 from .custom_split import check_shards
-from .hooked_sum import connect
 from .losses import LossOfParts
 from .precision import LossScaling, refuse_unsupported
-from .shards import shard
 from .update import Update, UpdateOptions
 
 _STEP = "a step"  # in the place of the device that a thread launches for

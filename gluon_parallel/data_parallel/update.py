@@ -10,18 +10,18 @@ from ..allreduce import gradients
 from ..errors import GradientUnavailable
 from ..kvstore.collective import committing
 from ..kvstore.contract import contract, is_distributed
-from ..kvstore.reducer import Reducer, reducer_of, update_copies
-from ..kvstore.step_header import StepHeader, header_of
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import Nested, set_zero
 from ..mxnet.parameters import gradient_storage
 from ..mxnet.trainers import LOSS_SCALER, optimizer_of, scale_of, store_of
 from ..nn.sync_batch_norm.join import Join, refuse_graphs
+from ..reduce.hooked_sum import HookedSum
+from ..reduce.reducer import Reducer, reducer_of, update_copies
+from ..reduce.shards import shards_of
+from ..reduce.step_header import StepHeader, header_of
 from ..sample_loss import LossPerSample
 from . import checks
-from .hooked_sum import HookedSum
 from .precision import LossScaling
-from .shards import shards_of
 from .weight_checks import FiniteWeights, WeightsComparison
 
 

@@ -15,7 +15,6 @@ from ..errors import NotFinite, ReplicasDiffer, SeparateTraining, warn
 from ..kvstore import as_store, together
 from ..kvstore.collective import gather
 from ..kvstore.contract import is_distributed
-from ..kvstore.step_header import DIGEST_BITS, StepHeader
 from ..mxnet.arrays import addresses_of
 from ..mxnet.blocks import options_of, own_parameters, parameters_by_structure
 from ..mxnet.compat import mx
@@ -27,6 +26,7 @@ from ..native import address
 from ..native.records import C, address_of
 from ..nn.blocks import blocks_of
 from ..nn.sync_batch_norm.participants import STATISTICS
+from ..reduce.step_header import DIGEST_BITS, StepHeader
 from .first_step import outside
 from .precision import all_finite
 

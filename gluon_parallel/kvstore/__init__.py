@@ -3,7 +3,6 @@
 from . import clients as clients
 from . import exchange as exchange
 from . import separate_training as separate_training
-from . import trainer_loops as trainer_loops
 from .collective import collective as collective
 from .collective import committing as committing
 from .collective import outermost as outermost

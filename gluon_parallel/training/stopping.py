@@ -9,8 +9,8 @@ from typing import Any, Callable, Optional
 from ..forks import signals_handled
 from ..kvstore import heartbeat
 from ..kvstore.reserved_keys import STOP
-from ..kvstore.step_header import StepHeader, header_of
 from ..mxnet.trainers import has_made_store
+from ..reduce.step_header import StepHeader, header_of
 from .worker_pools import SIGNALS, left_to_this_process
 
 _signal: Optional[int] = None

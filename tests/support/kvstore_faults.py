@@ -10,8 +10,8 @@ import numpy as np
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.data_parallel.shards import parts
 from gluon_parallel.kvstore.environment import LIMIT, default_timeout
+from gluon_parallel.reduce.shards import parts
 from mxnet import gluon, nd
 
 DEVICES = gp.devices("cpu:2")

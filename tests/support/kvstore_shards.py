@@ -8,10 +8,10 @@ import pytest
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.data_parallel import shards
-from gluon_parallel.data_parallel.shards import parts
 from gluon_parallel.kvstore.mpi.shared_memory import parts as shared_parts
 from gluon_parallel.mxnet.compat.array_types import leaves
+from gluon_parallel.reduce import shards
+from gluon_parallel.reduce.shards import parts
 from mxnet import gluon, nd
 from mxnet.contrib.amp.loss_scaler import LossScaler
 

@@ -14,12 +14,10 @@ import numpy as np
 from ...archive import Archive, described, refuse_differences
 from ...data_parallel.first_step import update_on_devices
 from ...data_parallel.precision import LossScaling
-from ...data_parallel.shards import Shards, part_of, shards_of
 from ...errors import CheckpointError
 from ...kvstore.clients import open_named
 from ...kvstore.factory import meets_others
 from ...kvstore.trainer_parameters import follow_parameters
-from ...kvstore.update_order import counts_of
 from ...mxnet.compat import mx
 from ...mxnet.compat.array_types import as_current, as_legacy, leaves
 from ...mxnet.optimizers import set_counts, updater_in
@@ -40,6 +38,8 @@ from ...mxnet.trainers import (
     wanted_store,
 )
 from ...pipeline.stage import StageDevices
+from ...reduce.shards import Shards, part_of, shards_of
+from ...reduce.update_order import counts_of
 from . import forms
 from .hook_state import check_hook, keeps_parts, restore_hook, state_of_hook
 from .parameters import copies_by_name, copies_for, initialized_parameters, named_copies, shape_with

@@ -12,6 +12,7 @@ import numpy as np
 
 from ... import kvstore
 from ...allreduce import gradients
+from ...data_parallel import trainer_loops
 from ...data_parallel.first_step import broadcast_others
 from ...errors import LOG, GradientUnavailable
 from ...kvstore import heartbeat
@@ -261,7 +262,7 @@ class Survival:
             drop_tracebacks()
             if self._steps:
                 self._put_back()
-            kvstore.trainer_loops.forget(self.trainer)
+            trainer_loops.forget(self.trainer)
             lost += kvstore.regroup(store)
             try:
                 self._reconnect()

@@ -14,6 +14,10 @@ import numpy as np
 from ..allreduce import CopySums, broadcast, gradients
 from ..allreduce.copy_sums import push_sums
 from ..allreduce.marks import Marks, get_marks, set_marks, watch
+from ..kvstore.base import Store
+from ..kvstore.contract import Plan, contract, is_distributed
+from ..kvstore.environment import launched_group
+from ..kvstore.trainer_parameters import follow_parameters
 from ..mxnet.attached import Attached
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import set_zero
@@ -31,10 +35,6 @@ from ..mxnet.trainers import (
 )
 from ..native import provide
 from ..native.records import address_of
-from .base import Store
-from .contract import Plan, contract, is_distributed
-from .environment import launched_group
-from .trainer_parameters import follow_parameters
 from .update_order import among_others, counts_of, one_by_one
 
 T = TypeVar("T")

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from ..errors import CheckpointError
 from ..kvstore.contract import contract, is_distributed
-from ..kvstore.reducer import Reducer
 from ..kvstore.trainer_parameters import fix_devices
 from ..mxnet.attached import Attached, replace_method
 from ..mxnet.compat import mx
@@ -16,6 +15,7 @@ from ..mxnet.compat.array_types import as_legacy
 from ..mxnet.engine import make_plain
 from ..mxnet.trainers import parameters_of, store_of, updaters_of
 from ..split import map_arrays
+from .reducer import Reducer
 
 # Those that update each value by itself, so that a part of an array is updated as in the whole one; subclasses may not.
 _ELEMENTWISE = {

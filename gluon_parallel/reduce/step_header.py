@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from ..kvstore.contract import contract
+from ..kvstore.handshake import FEWER_PASSES, ONE_DIVISOR, ONE_RATE, differ, divided_by
+from ..kvstore.reserved_keys import HEADER
+from ..kvstore.work import NumberSum
 from ..mxnet.trainers import parameters_of, store_of
-from .contract import contract
-from .handshake import FEWER_PASSES, ONE_DIVISOR, ONE_RATE, differ, divided_by
-from .reserved_keys import HEADER
-from .work import NumberSum
 
 NUM_SIGNALS = 3  # by which a training is asked to stop
 DIGEST_BITS = 32  # of the weights, and of the first inputs

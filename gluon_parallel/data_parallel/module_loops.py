@@ -12,6 +12,7 @@ from typing import Any
 
 from ..allreduce import broadcast
 from ..errors import CheckpointError
+from ..kvstore.base import Store
 from ..mxnet.attached import Attached
 from ..mxnet.compat import mx
 from ..mxnet.modules import (
@@ -21,7 +22,6 @@ from ..mxnet.modules import (
     updater_of_module,
     updates_on_modules_store,
 )
-from .base import Store
 
 # An updater -> for each name the sum of the gradients; these themselves stay, since a backward pass may add to them.
 _sums: Attached[dict[str, mx.nd.NDArray]] = Attached("sums")

@@ -16,6 +16,11 @@ import numpy as np
 
 from ..allreduce import gradients as fresh
 from ..errors import GradientUnavailable, InexactUpdate, warn
+from ..kvstore.base import Store
+from ..kvstore.collective import committing
+from ..kvstore.contract import contract, is_distributed
+from ..kvstore.servers import Servers
+from ..kvstore.trainer_parameters import follow_parameters
 from ..mxnet.attached import Attached
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_legacy
@@ -30,14 +35,9 @@ from ..mxnet.trainers import (
     store_of,
     updates_on_store,
 )
-from .base import Store
-from .collective import committing
-from .contract import contract, is_distributed
-from .reducer import Reducer, count_once, reducer_of, update_copies
-from .servers import Servers
-from .step_header import header_of
-from .trainer_parameters import follow_parameters
-from .update_order import one_by_one
+from ..reduce.reducer import Reducer, count_once, reducer_of, update_copies
+from ..reduce.step_header import header_of
+from ..reduce.update_order import one_by_one
 
 _sums_over_devices: weakref.WeakSet = weakref.WeakSet()  # trainers without a store, whose devices are summed over here
 # Parameters that a backward pass has reached, or whose gradients were looked at, in the loop of any trainer.
