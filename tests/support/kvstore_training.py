@@ -9,6 +9,7 @@ from update_loops import STEPS, Loop, OneDevice, assert_same_bits
 
 import gluon_parallel as gp
 import mxnet as mx
+from gluon_parallel.kvstore import work
 from mxnet import gluon, nd
 
 DEVICES = gp.devices("cpu:2")
@@ -126,6 +127,27 @@ def check_a_process_without_samples_sends_no_gradients_of_an_earlier_pass(store)
     gluon.utils.clip_global_norm([net.weight.grad()], 1e-3)
     with pytest.raises(gp.errors.GradientUnavailable, match=r"before they were summed, by the norm of .* one process"):
         trainer.step(store.num_workers)
+
+
+def check_all_small_numbers_of_a_step_are_one_sum(store, monkeypatch):
+    """Samples, parameters reached and digests of weights in DataParallel; divisors and rates in loops of a trainer."""
+    started, start = [], work.NumberSum.start
+    monkeypatch.setattr(work.NumberSum, "start", lambda *arguments: started.append(1) or start(*arguments))
+    net = gluon.nn.Dense(1, in_units=2)
+    net.initialize(mx.init.One(), ctx=DEVICES)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=store)
+    parallel = gp.DataParallel(net, gluon.loss.L2Loss(), trainer, ignore_stale_grad=True)
+    x = nd.array([[1, 2], [3, 4], [5, 6 + store.rank]])
+    for step in range(5):  # the weights are looked at after updates 1, 2 and 4
+        assert np.isfinite(parallel.step(x, x.sum(axis=1)).asscalar())
+        assert len(started) == step + 1
+    for step in range(3):
+        with mx.autograd.record():
+            losses = [gluon.loss.L2Loss()(net(part), part.sum(axis=1)) for part in gp.split_and_load(x, DEVICES)]
+        mx.autograd.backward(losses)
+        trainer.step(3 * store.num_workers)
+        assert len(started) == 5 + step + 1
+    gp.check_replicas(net, store)
 
 
 def check_counts_are_not_compressed(store):
