@@ -258,6 +258,7 @@ class DataParallel(TrainingStep):
                 class, or the loss divides by the samples of its own device. Nothing has been updated then.
             GradientUnavailable: called while MXNet records: a step records by itself; the loss did not reach a
                 parameter.
+            WorkersDiffer: processes have different learning rates; nothing has been updated then.
             NotFinite: a weight is NaN or infinite since one of the 17 updates before; names the parameter and the
                 steps. The weights are read in the background, after updates 1, 2, 4, 8 and every 8th.
         """

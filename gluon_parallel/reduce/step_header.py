@@ -86,7 +86,8 @@ class StepHeader:
         """
         if self._values is None:
             self._values = self._sum.wait().view(self._fields)[0]
-            if self._values["divisors"].any() or self._values["passes"].any():
+            rates = self._values["rates"]
+            if (rates != rates[0]).any() or self._values["divisors"].any() or self._values["passes"].any():
                 self._compare(self._values)
         return self._values
 

@@ -150,6 +150,23 @@ def check_all_small_numbers_of_a_step_are_one_sum(store, monkeypatch):
     gp.check_replicas(net, store)
 
 
+def check_other_learning_rates_are_refused_before_the_first_update(store):
+    """Those of gp.DataParallel, which leaves the weights as they were."""
+    net = gluon.nn.Dense(1, in_units=2)
+    net.initialize(mx.init.One(), ctx=DEVICES)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1 + store.rank}, kvstore=store)
+    parallel = gp.DataParallel(net, gluon.loss.L2Loss(), trainer)
+    with pytest.raises(
+        gp.errors.WorkersDiffer, match=r"process 0 trains with the learning rate 0\.1, process 1 .* 1\.1"
+    ):
+        parallel.step(nd.array([[1, 2 + store.rank]]), nd.ones(1))
+    assert (net.weight.data(DEVICES[1]).asnumpy() == 1).all()
+    trainer.set_learning_rate(0.1)
+    parallel.step(nd.array([[1, 2 + store.rank]]), nd.ones(1))
+    assert (net.weight.data(DEVICES[1]).asnumpy() < 1).all()
+    gp.check_replicas(net, store)
+
+
 def check_counts_are_not_compressed(store):
     """Where gradients are compressed, numbers of samples and of processes that go on are not."""
     num = [40000 + 32 * rank for rank in range(store.num_workers)]  # float16 knows these gradients, but not their sum

@@ -20,13 +20,13 @@ def data(seed):
     return nd.array(random.standard_normal((8, 3))), nd.array(random.standard_normal((8, 1)))
 
 
-def make(store, learning_rate=0.1, norm=None):
+def make(store, norm=None, wd=0.0):
     net = gluon.nn.HybridSequential(prefix="net_")
     with net.name_scope():
         net.add(gluon.nn.Dense(4, in_units=3), *([norm] if norm else []), gluon.nn.Dense(1, in_units=4))
     net.initialize(mx.init.Xavier(), ctx=DEVICES)
     options = {"kvstore": store} if store else {}
-    return net, gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": learning_rate}, **options)
+    return net, gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "wd": wd}, **options)
 
 
 def plain_loop(net, trainer, batch, num_steps=5):
@@ -140,7 +140,7 @@ def smoke_test(store):
 
 def apart(store):
     """Weights that come apart are an error soon after, on every process, whatever the reason."""
-    net, trainer = make(store, learning_rate=0.1 * (1 + store.rank))
+    net, trainer = make(store, wd=0.1 * store.rank)
     step = gp.DataParallel(net, gluon.loss.L2Loss(), trainer, DEVICES)
     step(*data(store.rank))
     try:
