@@ -5,7 +5,7 @@ import weakref
 
 import numpy as np
 import pytest
-from kvstore_shards import CASES, bits, held, make, train
+from kvstore_shards import CASES, bits, held, make, train, train_by_hand
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -25,6 +25,14 @@ def test_sharded_updates_have_the_bits_of_plain_ones(optimizer, options, step):
         train(parallel, None, 0, 6, step.get("dtype", "float32"))
     assert bits(plain) == bits(net)
     assert held(whole) == len(CPUS) * held(trainer) > 0
+
+
+def test_a_hand_written_loop_updates_a_sharded_state_as_a_whole_one():
+    trained = [make(None, CPUS, "adam", {"wd": 0.01}, shard) for shard in (False, True)]
+    for net, trainer, parallel in trained:
+        train(parallel, None, 0, 2)
+        train_by_hand(net, trainer, None, CPUS)
+    assert bits(trained[0][0]) == bits(trained[1][0])
 
 
 @mx.optimizer.register

@@ -17,7 +17,6 @@ from ..mxnet.trainers import LOSS_SCALER, optimizer_of, scale_of, store_of
 from ..nn.sync_batch_norm.join import Join, refuse_graphs
 from ..reduce.hooked_sum import HookedSum
 from ..reduce.reducer import Reducer, reducer_of, update_copies
-from ..reduce.shards import shards_of
 from ..reduce.step_header import StepHeader, header_of
 from ..sample_loss import LossPerSample
 from . import checks
@@ -55,7 +54,6 @@ class Update:
         self._rows: dict[int, tuple] = {}  # id of a row_sparse gradient -> (the gradient, its sum over the steps)
         self._net, self._join = net, Join(net, store_of(trainer))
         self._joins = bool(self._join)  # then headers go before the forward pass, and several make an update
-        self._shards = shards_of(trainer)
         self._num_updates = 0
         self._num_steps = self._num_samples = 0  # accumulated
         self._is_under_way = False  # whether a header is that nobody has read
@@ -132,8 +130,8 @@ class Update:
             hook = options.hooked_sum
             if hook is not None:
                 pass  # it needs the number of samples
-            elif self._shards is not None and header is not None:
-                self._shards.sum(whole=options.clip_global_norm is not None)
+            elif reducer.shards is not None and header is not None:
+                reducer.shards.sum(whole=options.clip_global_norm is not None)
             else:
                 reducer.sum(trainer, places)
             if self._is_under_way:
@@ -161,7 +159,7 @@ class Update:
                 if len(places) < len(reducer.places) and not options.ignore_stale_grad:
                     self._refuse_missed(reducer, places)
                 optimizer_of(trainer).rescale_grad = scale_of(trainer) / num
-                update_copies(trainer, reducer, places, self._shards)
+                update_copies(trainer, reducer, places)
             self._num_updates += 1
             if self._num_updates == self._comparison.looks_at:
                 self._comparison.look(self._num_updates)

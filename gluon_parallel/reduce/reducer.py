@@ -39,6 +39,7 @@ from .update_order import among_others, counts_of, one_by_one
 
 T = TypeVar("T")
 _reducers: Attached[Reducer] = Attached("reducer")  # of trainers
+_shards: Attached[Any] = Attached("shards")  # of trainers whose optimizer's state is divided, see :mod:`.shards`
 
 
 class Reducer:
@@ -50,6 +51,7 @@ class Reducer:
         devices: all that hold any.
         of_devices: for each device (gradients, weights), lists of arrays in the order of the parameters.
         weights, gradients: their arrays, one list per parameter, one array per device.
+        shards: how the optimizer's state is divided; None if every device keeps all of it.
         marks: (parameters, devices), which gradients were fresh when :meth:`all_fresh` was called last.
     """
 
@@ -69,6 +71,7 @@ class Reducer:
         self._record, self._fresh = self._marks.record, address_of(self.marks)
         self._sums: Plan | CopySums | None = None  # what sums all gradients together, over this store
         self._store: Any = None
+        self.shards = shards_of(trainer)
         self.of_devices = [*zip(map(list, zip(*self.gradients)), map(list, zip(*self.weights)))]
         self.devices = list({array.ctx: None for arrays in self.weights for array in arrays})
 
@@ -210,6 +213,17 @@ def reducer_of(trainer: mx.gluon.Trainer) -> Reducer:
     return reducer
 
 
+def shards_of(trainer: mx.gluon.Trainer) -> Any:
+    """How the optimizer's state of this trainer is divided, :class:`.Shards`; None if every device keeps all of it."""
+    return _shards.of(trainer)
+
+
+def divide(trainer: mx.gluon.Trainer, shards: Any) -> None:
+    """From now on, every update of this trainer is divided by these :class:`.Shards`, in a hand-written loop too."""
+    _shards.set(trainer, shards)
+    _reducers.pop(trainer)
+
+
 def _plan_steps() -> int:
     """Called by the C library before a backward pass: marks are known from the first pass on of new gradients."""
     try:
@@ -276,14 +290,15 @@ def _repeats(optimizer: mx.optimizer.Optimizer) -> bool:
     return is_known and not isinstance(optimizer, (mx.optimizer.SGLD, mx.optimizer.LBSGD))
 
 
-def update_copies(trainer: mx.gluon.Trainer, reducer: Reducer, places: Sequence[int], shards: Any = None) -> None:
+def update_copies(trainer: mx.gluon.Trainer, reducer: Reducer, places: Sequence[int]) -> None:
     """Update all copies of the parameters at these places, whose gradients are summed; these count as used then.
 
-    Each device updates what it owns, and gets the rest from its owners: with `shards`, of a sharded state, parts of the
+    Each device updates what it owns, and gets the rest from its owners: of a sharded state, parts of the
     parameters; otherwise all, or, where it is not known that the optimizer repeats an update, the first device all.
     """
     if not places:
         return
+    shards = reducer.shards
     optimizer, is_whole = trainer.optimizer, len(places) == len(reducer.places)
     numbers = reducer.numbers if is_whole else [reducer.numbers[place] for place in places]
     count_once(optimizer, reducer.devices)

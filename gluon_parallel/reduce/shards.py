@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 from ..errors import CheckpointError
 from ..kvstore.contract import contract, is_distributed
 from ..kvstore.trainer_parameters import fix_devices
-from ..mxnet.attached import Attached, replace_method
+from ..mxnet.attached import replace_method
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_legacy
 from ..mxnet.engine import make_plain
 from ..mxnet.trainers import parameters_of, store_of, updaters_of
 from ..split import map_arrays
-from .reducer import Reducer
+from .reducer import Reducer, divide, shards_of
 
 # Those that update each value by itself, so that a part of an array is updated as in the whole one; subclasses may not.
 _ELEMENTWISE = {
@@ -26,19 +26,13 @@ _ALIGNED = 16  # values: where an array is cut
 # every owner can update early. Smaller parts would split the huge pages of gradients that are given back.
 _TURN = 1 << 20
 
-_shards: Attached[Shards] = Attached("shards")  # of trainers
-
-
-def shards_of(trainer: mx.gluon.Trainer) -> Shards | None:
-    """How the optimizer's state of this trainer is divided; None if every device keeps all of it."""
-    return _shards.of(trainer)
-
 
 def shard(trainer: mx.gluon.Trainer) -> Shards:
     """Divide the optimizer's state of this trainer from now on."""
     shards = shards_of(trainer)
     if shards is None:
-        shards = _shards.set(trainer, Shards(trainer))
+        shards = Shards(trainer)
+        divide(trainer, shards)
         fix_devices(
             trainer,
             "With shard_optimizer=True each device has a part of the optimizer's state: make the trainer after "

@@ -74,6 +74,29 @@ def train(parallel, store, first, num, dtype="float32"):
     parallel.update()
 
 
+def train_by_hand(net, trainer, store, devices, num=2):
+    """Steps of ``trainer.step`` alone, each device of each process with samples of its own."""
+    rank, num_workers = (0, 1) if store is None else (store.rank, store.num_workers)
+    for number in range(num):
+        x = abs(np.random.default_rng([6, number, rank]).normal(size=(len(devices), IN)))
+        with mx.autograd.record():
+            losses = [(net(part) ** 2).sum() for part in gp.split_and_load(nd.array(x, dtype="float32"), devices)]
+        mx.autograd.backward(losses)
+        trainer.step(num_workers * len(devices))
+
+
+def check_a_hand_written_loop_updates_a_sharded_state(store):
+    """With the bits of a whole state."""
+    devices, trained = [mx.cpu(0), mx.cpu(1)], []
+    for shard in (False, True):
+        net, trainer, parallel = make(store, devices, "adam", {"wd": 0.01}, shard)
+        train(parallel, store, 0, 2)
+        train_by_hand(net, trainer, store, devices)
+        trained.append(bits(net))
+    assert trained[0] == trained[1]
+    gp.check_replicas(net, store)
+
+
 def held(trainer):
     """How many values this process keeps as the optimizer's state."""
     states = [state for updater in trainer._updaters for state in updater.states.values()]

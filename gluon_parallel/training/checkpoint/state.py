@@ -38,7 +38,8 @@ from ...mxnet.trainers import (
     wanted_store,
 )
 from ...pipeline.stage import StageDevices
-from ...reduce.shards import Shards, part_of, shards_of
+from ...reduce.reducer import shards_of
+from ...reduce.shards import Shards, part_of
 from ...reduce.update_order import counts_of
 from . import forms
 from .hook_state import check_hook, keeps_parts, restore_hook, state_of_hook

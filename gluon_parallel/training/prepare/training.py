@@ -18,7 +18,7 @@ from ...mxnet.trainers import has_made_store, store_of, want_store, wanted_store
 from ...nn import convert_sync_batchnorm
 from ...nn.blocks import net_and_loss
 from ...nn.sync_batch_norm.participants import groups_of
-from ...reduce.shards import shards_of
+from ...reduce.reducer import shards_of
 from .loop import Loop
 from .prediction import predict
 from .survival import Survival
