@@ -59,6 +59,6 @@ def test_an_exported_net_computes_the_same_in_onnxruntime(make, shape, tmp_path)
 
 def test_an_export_leaves_onnx_as_it_was():
     functions = onnx.helper.make_model, onnx.checker.check_graph
-    with pytest.raises(Exception, match="nowhere"):
+    with pytest.raises(Exception, match="Symbol and params files provided are invalid|nowhere"):
         mx.onnx.export_model("nowhere-symbol.json", "nowhere.params", [(1, 1)], np.float32, "nowhere.onnx")
     assert functions == (onnx.helper.make_model, onnx.checker.check_graph)

@@ -2,6 +2,8 @@
 
 from typing import Callable
 
+from .compat import mx
+
 _NOT_RECORDED = "Cannot differentiate node because it is not in a computational graph"
 _CAUSES = (
     "Nothing here was computed from a parameter that has a gradient, within autograd.record(). The usual causes: "
@@ -13,7 +15,7 @@ _CAUSES = (
 
 def is_not_recorded(error: BaseException) -> bool:
     """Whether MXNet's backward pass has found nothing to differentiate."""
-    return _NOT_RECORDED in str(error)
+    return isinstance(error, mx.base.MXNetError) and _NOT_RECORDED in str(error)
 
 
 def explain(get_last_error: Callable[[], Exception]) -> Exception:
