@@ -191,10 +191,10 @@ def device_threads() -> dict[int, mx.Context | str]:
 
 
 def parallel_apply(function: Callable[..., _Result], shards: Iterable[Nested]) -> list[_Result]:
-    """Call ``function(*shard)`` once per shard, each time from the thread of the device that the shard lies on.
+    """Call ``function(*shard)`` for one shard after the other, each time from the thread of the shard's device.
 
-    It is called for one shard after the other, never for two at the same time: MXNet's operators are asynchronous, so
-    the devices compute in parallel all the same. If forward and backward pass are launched like this, the devices share
+    It is never called for two shards at the same time. MXNet's operators are asynchronous, so the devices compute in
+    parallel all the same. If forward and backward pass are launched like this, the devices share
     neither MXNet's temporary buffers nor its random generators.
 
     The function sees the caller's recording and training mode, NumPy mode, name and attribute scopes, default device
