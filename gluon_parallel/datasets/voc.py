@@ -8,6 +8,8 @@
             SegmentationClass/000005.png  0 background, 1 the first class, ..., 255 void
 """
 
+from __future__ import annotations
+
 import os
 from collections.abc import Sequence
 from pathlib import Path
