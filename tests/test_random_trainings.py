@@ -34,6 +34,16 @@ def test_random_trainings_of_two_processes_have_the_weights_of_one_device():
             compare(seed, pool.run, 2)
 
 
+def test_a_pass_that_no_step_uses_is_drawn_only_where_the_step_would_not_use_it():
+    """In a loop of one's own, it is the last pass of a process without samples, so the step uses it."""
+    case = {"batch_norm": False, "processes": 2, "fixed": "", "schedule": ""}
+    found = [
+        trainings_draw.fits("unused", {**case, "way": way}, sizes)
+        for way, sizes in [("loop", (3, 1)), ("loop", (3, 0)), ("DataParallel", (3, 0))]
+    ]
+    assert found == [True, False, True]
+
+
 def test_a_case_is_read_from_what_it_is_printed_as():
     case = Case(way="loop", clip_gradient=0.5, steps=(Step((3, 1), (0,), "freeze"),))
     assert Case.read(str(case)) == case and Case.read("{}") == Case()

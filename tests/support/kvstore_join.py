@@ -60,19 +60,31 @@ def build(store, devices, norm, reads=False, dtype="float32", hybridize=False, a
         if hybridize:
             block.hybridize()
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=store)
-    return net, gp.DataParallel(net, loss, trainer, devices, accumulate=accumulate, ignore_stale_grad=True)
+
+    def steps_on(devices):
+        for block in (net, loss):
+            block.collect_params().reset_ctx(devices)
+        return gp.DataParallel(net, loss, trainer, devices, accumulate=accumulate, ignore_stale_grad=True)
+
+    return net, steps_on
 
 
 def follows(store, num_devices, dtype="float32", tolerance=1e-4, **options):
-    """Train a net with batches of which some processes have no samples, as one device does with the whole batches."""
+    """Train a net with batches of which some processes have no samples, as one device does with the whole batches.
+
+    Before the third batch it leaves its first device for another one.
+    """
     devices, num = [mx.cpu(number) for number in range(num_devices)], store.num_workers
     norm = lambda: gp.nn.SyncBatchNorm(in_channels=C, kvstore=store, epsilon=1e-2)  # noqa: E731
-    net, step = build(store, devices, norm, dtype=dtype, **options)
+    net, steps_on = build(store, devices, norm, dtype=dtype, **options)
     options["reads"] = False
     plain = lambda: gp.nn.SyncBatchNorm(in_channels=C, epsilon=1e-2)  # noqa: E731
-    alone, reference = build(None, devices[:1], plain, dtype=dtype, **options)
-    taking_part = [0], range(1, num), range(num), [num - 1], range(num), [0, num - 1]
+    alone, reference_on = build(None, devices[:1], plain, dtype=dtype, **options)
+    step, reference = steps_on(devices), reference_on(devices[:1])
+    taking_part = [0], range(1, num), [num - 1], range(num), range(num), [0, num - 1]
     for turn in range(6):
+        if turn == 2:
+            step = steps_on([*devices[1:], mx.cpu(num_devices)])
         sizes = [(1, 5, 3)[turn % 3] if rank in taking_part[turn] else 0 for rank in range(num)]
         ends = np.cumsum(sizes)
         mine = slice(ends[store.rank] - sizes[store.rank], ends[store.rank])

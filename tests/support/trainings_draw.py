@@ -166,9 +166,9 @@ def _loaders(draw, case):
 def _steps(draw, case):
     num = draw(st.integers(1, 6))
     if case["way"] == "Module":
-        size = draw(st.integers(case["devices"], 6))
+        sizes = (draw(st.integers(case["devices"], 6)),) * case["processes"]
         events = [_choose(draw, "", "", "set_data", "learning_rate") if number else "" for number in range(num)]
-        return tuple(Step((size,) * case["processes"], before=one if _fits(one, case) else "") for one in events)
+        return tuple(Step(sizes, before=one if fits(one, case, sizes) else "") for one in events)
     return tuple(draw(_step(case, number)) for number in range(num))
 
 
@@ -186,11 +186,11 @@ def _step(draw, case, number):
     is_whole = not case["branches"] or (case["deferred"] and not number)
     used = (0, 1) if is_whole else _choose(draw, (0, 1), (0, 1), (0,), (1,))
     before = _choose(draw, *EVENTS) if number and not number % case.get("accumulate", 1) else ""
-    return Step(sizes, used, before if _fits(before, case) else "")
+    return Step(sizes, used, before if fits(before, case, sizes) else "")
 
 
-def _fits(event, case):
-    """Whether an event makes sense in a case."""
+def fits(event, case, sizes):
+    """Whether an event makes sense in a case, before a step in which the processes have so many samples."""
     way, accumulates = case["way"], case.get("accumulate", 1) > 1
     # It adds to the gradients of the step; layers that meet other processes would need all of them.
     may_run = not accumulates and not case.get("add") and not (case["batch_norm"] and case["processes"] > 1)
@@ -200,8 +200,12 @@ def _fits(event, case):
         "move": way in ("DataParallel", "loop")
         and not any(map(case.get, ("update_on_kvstore", "shard_optimizer", "average"))),
         "in_place": not case.get("update_on_kvstore"),
-        # Whoever marks gradients by hand has to take the marks of other passes away.
-        "unused": may_run and way != "prepare" and case.get("backward") != "autograd.grad",
+        # Whoever marks gradients by hand has to take the marks of other passes away. In a loop of one's own the step
+        # uses a process's last backward pass, which without samples is this one.
+        "unused": may_run
+        and way != "prepare"
+        and case.get("backward") != "autograd.grad"
+        and (way != "loop" or all(sizes)),
         "left_out": may_run and case.get("sums") == "allreduce_grads",
         "checkpoint": way in ("DataParallel", "loop") and not case.get("two_trainers"),
         "states": way in ("DataParallel", "loop")

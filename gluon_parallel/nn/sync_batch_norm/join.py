@@ -19,7 +19,7 @@ from ...mxnet.compat import mx
 from ...mxnet.device_threads.thread import thread_of
 from ..blocks import blocks_of
 from .layer import SyncBatchNorm
-from .participants import groups_of
+from .participants import groups_of, restart
 
 _NAME = "a training step in which a process has no samples"  # for errors
 _PAUSE = 0.001  # seconds between two gatherings
@@ -55,6 +55,7 @@ class Join:
         layers = [block for block in blocks_of(net) if isinstance(block, SyncBatchNorm) and is_distributed(store)]
         self._layers = {layer.sync_group: layer for layer in layers}
         if self._layers:
+            restart()  # where the net has moved, calls are counted anew; `prepare` does not
             self._gather(True)  # opens its keys, as the next line those of the layers, in one order on all processes
             for group, layer in self._layers.items():
                 if all(layer.running_mean.shape):  # else it is not the trainer's, and has not run

@@ -163,7 +163,7 @@ def start_anew(groups: Collection[SyncGroup]) -> None:
     """
     # Look at all groups now: a step may call its layers one by one, and in its middle to wait would be a deadlock.
     if any(group.has_moved() for group in groups) or _failed_groups():
-        _restart()
+        restart()
     unreported = next((group.unreported for group in groups if group.unreported), None)
     if unreported:
         error = unreported[0]
@@ -180,8 +180,8 @@ def _failed_groups() -> list[SyncGroup]:
     return [group for group in all_groups() if group.rendezvous.failure is not None]
 
 
-def _restart() -> None:
-    """Wait for what is in flight, open the failed groups again, and count the devices of those that have moved.
+def restart() -> None:
+    """If a group has failed or moved: wait for what is in flight, open it again, and count its devices.
 
     A failure that nobody has seen stays in ``group.unreported``, for the next step to raise.
     """
