@@ -112,6 +112,12 @@ def test_where_there_is_no_terminal_a_long_epoch_prints_a_line_every_minute(monk
     assert "step" not in capsys.readouterr().out
 
 
+def test_a_loop_runs_where_standard_error_is_closed(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stderr", None)
+    show_progress()
+    assert "samples/s" in capsys.readouterr().out
+
+
 def test_a_notebook_shows_a_bar_of_its_own():
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     pytest.importorskip("ipywidgets")

@@ -1,5 +1,6 @@
 """Progress of a loop, which its checkpoints hold: mean loss so far, counts, positions of its loaders."""
 
+import functools
 import math
 import operator
 import sys
@@ -23,6 +24,7 @@ SECONDS_PER_LINE = 60.0  # of an epoch's progress, where there is no bar
 LAG = 8  # steps after which a loss is read: the engine works ahead, and one that went wrong is noticed soon
 
 
+@functools.cache  # the end of `catch_warnings` has Python show warnings again that it shows once
 def _kind_of_bar() -> tuple[type, bool]:
     """The class of a bar, and whether it is a notebook's."""
     with warnings.catch_warnings():
@@ -43,7 +45,8 @@ class Bar:
     def __init__(self, epoch: int = 0, done: int = 0, total: Optional[int] = None,
                  print_line: Optional[Callable[[str], None]] = None) -> None:  # fmt: skip
         kind, is_notebook = _kind_of_bar()
-        is_drawn = sys.stderr.isatty() or (is_notebook and launched_group() is None)
+        is_terminal = sys.stderr is not None and sys.stderr.isatty()  # None: it was closed when Python began
+        is_drawn = is_terminal or (is_notebook and launched_group() is None)
         self._bar = kind(desc=f"epoch {epoch}", total=total, initial=done, unit="step", leave=False,
                          disable=print_line is None or not is_drawn)  # fmt: skip
         self._print = None if is_drawn else print_line
