@@ -52,15 +52,16 @@ class Bar:
         self._print = None if is_drawn else print_line
         self._epoch, self._done, self._total, self._shown = epoch, done, total, time.perf_counter()
 
-    def step(self, text: str) -> None:
-        """Count a step; `text` is what is shown beside it."""
+    def step(self, text: Callable[[], str]) -> None:
+        """Count a step; ``text()``, which asks the learning rate schedule, is called where it is shown beside it."""
         self._done += 1
-        self._bar.set_postfix_str(text, refresh=False)
-        self._bar.update()
+        if not self._bar.disable:
+            self._bar.set_postfix_str(text(), refresh=False)
+            self._bar.update()
         if self._print is not None and time.perf_counter() - self._shown > SECONDS_PER_LINE:
             self._shown = time.perf_counter()
             of_all = "" if self._total is None else f" of {self._total}"
-            self._print(f"epoch {self._epoch}: step {self._done}{of_all}, {text}")
+            self._print(f"epoch {self._epoch}: step {self._done}{of_all}, {text()}")
 
     def close(self) -> None:
         """Remove it."""
