@@ -43,9 +43,7 @@ class Archive(NamedTuple):
 
 @contextlib.contextmanager
 def writable(what: str, remedy: str = "Free space there, or choose another folder") -> Iterator[None]:
-    """Within this block, a refusal by the system is raised as OutputUnavailable: `what` cannot be written, the cause,
-    and the `remedy`.
-    """
+    """Within this block, an OSError is raised as OutputUnavailable, which names `what`, the cause and the `remedy`."""
     try:
         yield
     except OutputUnavailable:  # of a block within this one, which knows the file

@@ -28,8 +28,10 @@ def shown(value: Any) -> str:
 
 
 def whole(name: str, value: Any, least: int, most: int = MOST, error: type[Exception] = ValueError) -> int:
-    """The whole number that a number or a text of digits is; an `error` that begins with `name`: it is none within
-    the bounds.
+    """A whole number within bounds, from a number or a text of digits.
+
+    Raises:
+        error: it is no whole number from `least` to `most`; the text begins with `name`.
 
     Example:
         >>> whole("-n", "2", least=1), whole("-n", 2, least=1)

@@ -14,14 +14,8 @@ from typing import Any, Callable
 
 _END = 3.0  # seconds in which what multiprocessing has begun can end
 
-_is_fork = False
 _installed: list[_Handlers] = []  # the innermost last
 _thread = threading.local()  # mask: the signals that this thread, which forks, has blocked otherwise
-
-
-def is_fork() -> bool:
-    """Whether this process is a fork of one that had imported this package."""
-    return _is_fork
 
 
 def undo_in_forks(undo: Callable[[], object]) -> None:
@@ -37,8 +31,9 @@ def at_exit(function: Callable[[], object]) -> None:
 
 def end_at_once(status: int) -> None:
     """End this process past Python's way out, which may wait for others for ever; only its pools are ended first."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # None, broken, or closed: nobody reads it
+            stream.flush()
     # They leave worker processes and a temporary folder; other libraries' finalizers may wait for something, too.
     thread = threading.Thread(target=util._run_finalizers, daemon=True)  # type: ignore[attr-defined]
     thread.start()
@@ -60,8 +55,9 @@ def signals_handled(handlers: Mapping[int, Any]) -> Iterator[None]:
     try:
         yield
     finally:
-        _installed.remove(installed)
-        installed.remove()
+        if installed in _installed:  # in a fork that leaves the block, they are removed already
+            _installed.remove(installed)
+            installed.remove()
 
 
 class _Handlers:
@@ -91,8 +87,6 @@ def _let_signals_in() -> None:
 
 
 def _begin_fork() -> None:
-    global _is_fork
-    _is_fork = True
     while _installed:
         _installed.pop().remove()
     _let_signals_in()

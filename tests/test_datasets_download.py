@@ -114,6 +114,8 @@ def test_progress_is_shown_on_a_terminal_and_nothing_elsewhere(mirrors, tmp_path
         monkeypatch.setattr("sys.stderr", stream)
         fetch(mirrors.file("good"), tmp_path / str(stream.isatty()))
         assert ("100%" in stream.getvalue()) is stream.isatty() is bool(stream.getvalue())
+    monkeypatch.setattr("sys.stderr", None)  # it was closed when Python began
+    assert fetch(mirrors.file("good"), tmp_path / "closed").exists()
 
 
 def test_load_downloads_once_and_reads_the_folder_afterwards(mirrors, tmp_path, monkeypatch):

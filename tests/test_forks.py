@@ -41,7 +41,7 @@ def test_a_fork_has_the_handlers_that_there_were_before_a_training():
     with stopping.postponed(lambda: True), forks.signals_handled({signal.SIGTERM: print}):
         assert dispositions() != before
         assert in_fork(dispositions) == before
-        assert in_fork(lambda: in_fork(forks.is_fork)) and not forks.is_fork()
+        assert in_fork(lambda: in_fork(dispositions)) == before
     assert dispositions() == before
 
 
@@ -101,6 +101,30 @@ def test_a_signal_that_comes_to_a_fork_before_it_has_undone_the_handlers_is_not_
             os.kill(os.getpid(), signal.SIGTERM)
     """
     assert printed(script) == f"ended by {int(signal.SIGTERM)}\nours\n"
+
+
+def test_a_fork_can_leave_the_block_in_which_signals_are_handled():
+    script = """
+        import os, signal
+        from gluon_parallel import forks
+        with forks.signals_handled({signal.SIGTERM: print}):
+            child = os.fork()
+            if not child:
+                raise SystemExit(5)
+            print(os.waitpid(child, 0)[1] >> 8)
+    """
+    assert printed(script) == "5\n"
+
+
+@pytest.mark.parametrize("loses", ["sys.stdout.close()", "sys.stdout = sys.stderr = None"])
+def test_a_process_without_output_ends_at_once_too(loses):
+    script = f"""
+        import sys
+        from gluon_parallel import forks
+        forks.at_exit(lambda: forks.end_at_once(7))
+        {loses}
+    """
+    assert printed(script, status=7) == ""
 
 
 def test_what_runs_at_the_exit_does_so_in_the_process_that_registered_it():

@@ -125,7 +125,9 @@ def test_a_log_that_cannot_be_closed_ends_nothing(tmp_path, capsys):
 
 def test_a_log_that_cannot_be_opened_is_refused_with_another_folder_to_name(logs):
     logs.path("rank 0").mkdir()
-    with pytest.raises(gp.errors.OutputUnavailable, match=r"Is a directory\. .*or choose another folder: --logs FOLDER"):
+    with pytest.raises(
+        gp.errors.OutputUnavailable, match=r"Is a directory\. .*or choose another folder: --logs FOLDER"
+    ):
         logs.open("rank 0")
 
 

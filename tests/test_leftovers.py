@@ -68,12 +68,15 @@ def test_folders_and_shared_memory_of_killed_processes_are_removed_and_nothing_e
     assert {path.name for path in tmp_path.iterdir()} == kept
 
 
-def test_a_folder_that_is_removed_before_it_is_locked_is_made_again(start, tmp_path, monkeypatch):
+@pytest.mark.parametrize("is_opened", [False, True])
+def test_a_folder_that_is_removed_before_it_is_locked_is_made_again(start, tmp_path, monkeypatch, is_opened):
     make, made = tempfile.mkdtemp, []
 
     def removed_at_once(prefix):
         made.append(make(prefix=prefix))
-        if len(made) == 1:
+        if len(made) == 1 and not is_opened:
+            os.rmdir(made[0])
+        elif len(made) == 1:
             monkeypatch.setattr(os, "open", lambda *arguments: [open_(*arguments), os.rmdir(made[0])][0])
         else:
             monkeypatch.setattr(os, "open", open_)

@@ -76,10 +76,10 @@ class Terminal(io.StringIO):
         return True
 
 
-def show_progress(**options):
+def show_progress(schedule=None, **options):
     net = mx.gluon.nn.Dense(1, in_units=1)
     net.initialize()
-    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.125})
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.125, "lr_scheduler": schedule})
     loop = gp.Loop(range(LAG + 5), net=net, trainer=trainer)
     loop.epoch = 6
     for _ in loop.epochs(7, **options):
@@ -110,6 +110,21 @@ def test_where_there_is_no_terminal_a_long_epoch_prints_a_line_every_minute(monk
     assert re.fullmatch(rf"epoch 7: step {LAG + 5} of {LAG + 5}, loss 0\.2500, lr 0\.125, \d+ samples/s", line)
     show_progress(progress=False)
     assert "step" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("options", [{}, {"progress": False}])
+def test_a_loop_that_shows_no_learning_rate_does_not_call_the_schedule(options):
+    calls = []
+    schedule = mx.lr_scheduler.LRScheduler(0.125)
+    schedule.__class__ = type("Counting", (mx.lr_scheduler.LRScheduler,), {"__call__": lambda *_: calls.append(1) or 1})
+    show_progress(schedule, **options)
+    assert not calls
+
+
+def test_a_loop_runs_where_standard_error_is_closed(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stderr", None)
+    show_progress()
+    assert "samples/s" in capsys.readouterr().out
 
 
 def test_a_notebook_shows_a_bar_of_its_own():

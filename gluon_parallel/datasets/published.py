@@ -108,13 +108,13 @@ def fetch(file: RemoteFile, folder: Path, timeout: tuple[float, float] = _TIMEOU
         OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    reasons = []
+    reasons, is_terminal = [], sys.stderr is not None and sys.stderr.isatty()
     pooch.get_logger().setLevel("WARNING")
     with _one_process_at_a_time(folder / f".{file.name}.lock"):  # pooch takes what another process has brought
         for url in file.urls:
             # Not compressed on the way: the checksum is of the file itself.
             downloader = pooch.HTTPDownloader(
-                progressbar=sys.stderr.isatty(), timeout=timeout, headers={"Accept-Encoding": "identity"}
+                progressbar=is_terminal, timeout=timeout, headers={"Accept-Encoding": "identity"}
             )
             try:
                 return Path(pooch.retrieve(url, f"sha256:{file.sha256}", file.name, folder, downloader=downloader))

@@ -14,7 +14,7 @@ from ..errors import WorkersDiffer
 from ..forks import at_exit, end_at_once
 from ..mxnet.compat import MXNET_VERSION
 
-_PROTOCOL = 1  # of the messages; another number cannot be understood
+_PROTOCOL = 2  # version of the messages; processes of different ones cannot exchange
 _BYTES = 160  # of a process's words that the others can be shown
 
 SAME_VERSIONS = "Install the same versions everywhere"

@@ -23,7 +23,7 @@ from ..native.records import C, address_of
 from . import flight_recorder
 from .environment import LIMIT, default_timeout
 
-PATIENCE = 10  # limits; another process may evaluate or write between two steps
+PATIENCE = 10  # limits to wait for a process that may evaluate or write, between two steps or at its end
 _AT_ONCE = 0.1  # seconds between two looks for Ctrl-C
 _left: list[Any] = []  # kept alive for the engine, whose writes may still be pending
 

@@ -23,11 +23,14 @@ def temporary_folder() -> Iterator[str]:
     """
     while True:
         folder = tempfile.mkdtemp(prefix=_PREFIX)
-        lock = os.open(folder, os.O_RDONLY)
+        try:
+            lock = os.open(folder, os.O_RDONLY)
+        except FileNotFoundError:  # another launch has removed it, which may also happen before it is locked
+            continue
         try:
             with contextlib.suppress(OSError):  # of a file system without locks, where nothing is removed either
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            if os.path.exists(folder):  # else another launch has removed it before it was locked
+            if os.path.exists(folder):
                 yield folder
                 return
         finally:

@@ -17,9 +17,8 @@ import time
 
 ADDRESS, TOKEN, MEMBER = (f"GLUON_PARALLEL_AGENT_{name}" for name in ("ADDRESS", "TOKEN", "MEMBER"))
 IGNORED = "GLUON_PARALLEL_AGENT_IGNORED"  # numbers of the signals that the launcher was started to ignore
-HEARTBEAT = (
-    "GLUON_PARALLEL_HEARTBEAT"  # the socket into which the process reports: its number, its inode, and this process
-)
+# The socket into which the process reports: its number and inode, and the number of the agent's process
+HEARTBEAT = "GLUON_PARALLEL_HEARTBEAT"
 BLOCKED = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # signals that what starts the agents does not get
 APART = "apart"  # argument of an agent that outlives what has started it
 

@@ -8,9 +8,8 @@ from typing import Any, Callable
 from .compat import mx
 
 _LIB = mx.base._LIB
-check_call: Callable[[int], None] = (
-    mx.base.check_call
-)  # raises what MXNet says, where a C function returned another than 0
+# Raises MXNet's error where a C function did not return 0
+check_call: Callable[[int], None] = mx.base.check_call
 
 
 def last_error() -> Exception:

@@ -10,12 +10,11 @@ from ...native.records import C
 from .. import flight_recorder, heartbeat
 from ..environment import MIN_PROCESSES
 from ..flight_recorder.stack import of_this_process
-from ..work import gave_up
+from ..work import PATIENCE, gave_up
 from .agreement import key_in_words
-from .processor_time import Work, work_so_far
+from .processor_time import ProcessorTime, time_so_far
 from .transport import ANSWERED, ASKED, FAILED, LEFT, Message
 
-_MOST_LIMITS = 10  # an exchange whose partners work, or exchange elsewhere, ends after so many limits
 _REPORTED = 0.7  # part of the limit after which the launcher is asked to end whoever does not come
 _FIRST_ASKED = 2.0  # seconds after which one who waits asks the others
 
@@ -29,7 +28,7 @@ class Account(NamedTuple):
     last: tuple  # the name of the exchange to which it came last, and how many nanoseconds ago
     stack: str  # where its main thread is
     elsewhere: list  # the processes, by their numbers in the whole run, for which it waits in other groups
-    work: tuple  # the fields of :class:`.Work`
+    processor_time: tuple  # the fields of :class:`.ProcessorTime`
 
 
 BETWEEN = b" between hosts"  # ends the signature of what the hosts' first processes exchange for all
@@ -39,7 +38,7 @@ _NOTHING = Account(-1, {}, {}, (b"", 0), "", [], (0.0, 0.0))
 def _works(before: Account, now: Account) -> bool:
     """Whether a process works between its steps, as one that draws curves for all; to wait for others is no work."""
     waits = before.missing or before.elsewhere or now.missing or now.elsewhere
-    return not waits and Work(*now.work).is_busy_since(Work(*before.work))
+    return not waits and ProcessorTime(*now.processor_time).is_busy_since(ProcessorTime(*before.processor_time))
 
 
 class LostWorkers:
@@ -73,7 +72,7 @@ class LostWorkers:
         }
         age = time.monotonic_ns() - when
         return Account(
-            num_exchanges, counts, missing, (name, age), of_this_process(), sorted(elsewhere), (*work_so_far(),)
+            num_exchanges, counts, missing, (name, age), of_this_process(), sorted(elsewhere), (*time_so_far(),)
         )
 
     def take(self, rank: int, account: Account) -> None:
@@ -191,7 +190,8 @@ class LostWorkers:
             if MIN_PROCESSES in os.environ and self._reported < heard < now - _REPORTED * progress.timeout:
                 self._reported = now
                 self._report(missing)
-            if now - heard > progress.timeout or now - exchange.since > _MOST_LIMITS * progress.timeout:
+            # Those that compute, or exchange elsewhere, are heard of, but not for ever.
+            if now - heard > progress.timeout or now - exchange.since > PATIENCE * progress.timeout:
                 self.waited_for = {*missing}
                 self._report(missing)
                 where, waited = f"store 'mpi', {key_in_words(exchange.name)}", now - exchange.since

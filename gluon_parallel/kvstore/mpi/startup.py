@@ -24,6 +24,7 @@ from ...native import ends_within
 from .. import flight_recorder, heartbeat
 from ..environment import ALONE, LIMIT, MIN_PROCESSES, default_timeout, refuse_if_alone
 from ..handshake import SAME_VERSIONS, differ, leave_without_waiting, spelled, version, words_of
+from ..work import PATIENCE
 from .pmix import follow_launcher
 from .progress_engine import ProgressEngine
 from .shared_memory.memory import map_memory
@@ -38,7 +39,6 @@ _UNFINISHED = (
     "process {0.rank} of {0.size}: all processes have ended their programs, but MPI_Finalize did not return within "
     "{0.timeout:g} s, so this one ends without it. Were its connections closed, as by os.closerange?"
 )
-_FAREWELL = 10  # timeouts that a process waits for the others at its end: rank 0 may still evaluate and write
 
 _lock = threading.Lock()
 engines: list = []  # the progress engines of this process: of all processes, and of parts of them
@@ -268,7 +268,7 @@ def _leave() -> None:
     for part in engines[1:]:
         part.close(reason, limit=0.0)
     try:
-        missing = progress.close(reason, _FAREWELL * progress.timeout)
+        missing = progress.close(reason, PATIENCE * progress.timeout)
     except MPI.Exception:
         if MIN_PROCESSES not in os.environ:
             raise

@@ -21,13 +21,13 @@ class Each(NamedTuple):
     type: type = dict
 
 
-class Maybe(NamedTuple):
+class OrNone(NamedTuple):
     """None or a value of a form."""
 
     form: Any
 
 
-class Optional(NamedTuple):
+class OrMissing(NamedTuple):
     """The form of a key that may be missing."""
 
     form: Any
@@ -45,27 +45,27 @@ _OBJECT = Each(_ANYTHING)
 
 _LOOP = {
     **dict.fromkeys(("epoch", "step", "steps", "best_epoch", "epochs_since_best", "num_samples"), COUNT),
-    "best": Maybe(NUMBER),
+    "best": OrNone(NUMBER),
     "seed": NUMBER,
     "sums": Each(NUMBER),
     "loaders": Each((COUNT, COUNT, COUNT), list),
 }
 CHECKPOINT = {
-    "state": Optional(_OBJECT),
-    "own": Optional(_OBJECT),
-    "objects": Optional(Each(_OBJECT)),
-    "loop": Optional(Maybe(_LOOP)),
+    "state": OrMissing(_OBJECT),
+    "own": OrMissing(_OBJECT),
+    "objects": OrMissing(Each(_OBJECT)),
+    "loop": OrMissing(OrNone(_LOOP)),
 }
 STATE = {
-    "net": Optional(TEXT),
-    "optimizer": Optional(
+    "net": OrMissing(TEXT),
+    "optimizer": OrMissing(
         {
             "name": TEXT,
-            "values": Each(Maybe(NUMBER)),
+            "values": Each(OrNone(NUMBER)),
             "counts": Each(COUNT),
             "stateful": Each(TEXT, list),
-            "scheduler": Maybe(Each(Maybe(NUMBER))),
-            "loss_scaler": Optional(Maybe(Each(Maybe(NUMBER)))),
+            "scheduler": OrNone(Each(OrNone(NUMBER))),
+            "loss_scaler": OrMissing(OrNone(Each(OrNone(NUMBER)))),
         }
     ),
 }
@@ -83,8 +83,8 @@ def check(value: Any, form: Any, source: str, where: str = "its facts") -> None:
     def refuse(words: str) -> None:
         raise CheckpointError(f"{source} is damaged: {where}: {shown(value)}, wanted {words}")
 
-    if isinstance(form, (Maybe, Optional)):
-        if isinstance(form, Optional) or value is not None:
+    if isinstance(form, (OrNone, OrMissing)):
+        if isinstance(form, OrMissing) or value is not None:
             check(value, form.form, source, where)
     elif isinstance(form, Kind):
         if not form.allows(value):
@@ -108,5 +108,5 @@ def check(value: Any, form: Any, source: str, where: str = "its facts") -> None:
         for key, one in form.items():
             if key in value:
                 check(value[key], one, source, f"{where}, {key}")
-            elif not isinstance(one, Optional):
+            elif not isinstance(one, OrMissing):
                 raise CheckpointError(f"{source} is damaged: {where} have no {key!r}")

@@ -196,7 +196,7 @@ class Loop:
             self.num_steps += 1
             self.step_in_epoch += 1
             self._losses.add(self.step_in_epoch, loss, num_samples, parts)
-            self._bar.step(self._losses.so_far(self.trainer))
+            self._bar.step(lambda: self._losses.so_far(self.trainer))
 
     @property
     def stop_requested(self) -> bool:

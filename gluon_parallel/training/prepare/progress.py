@@ -1,5 +1,6 @@
 """Progress of a loop, which its checkpoints hold: mean loss so far, counts, positions of its loaders."""
 
+import functools
 import math
 import operator
 import sys
@@ -23,6 +24,7 @@ SECONDS_PER_LINE = 60.0  # of an epoch's progress, where there is no bar
 LAG = 8  # steps after which a loss is read: the engine works ahead, and one that went wrong is noticed soon
 
 
+@functools.cache  # the end of `catch_warnings` has Python show warnings again that it shows once
 def _kind_of_bar() -> tuple[type, bool]:
     """The class of a bar, and whether it is a notebook's."""
     with warnings.catch_warnings():
@@ -43,21 +45,23 @@ class Bar:
     def __init__(self, epoch: int = 0, done: int = 0, total: Optional[int] = None,
                  print_line: Optional[Callable[[str], None]] = None) -> None:  # fmt: skip
         kind, is_notebook = _kind_of_bar()
-        is_drawn = sys.stderr.isatty() or (is_notebook and launched_group() is None)
+        is_terminal = sys.stderr is not None and sys.stderr.isatty()  # None: it was closed when Python began
+        is_drawn = is_terminal or (is_notebook and launched_group() is None)
         self._bar = kind(desc=f"epoch {epoch}", total=total, initial=done, unit="step", leave=False,
                          disable=print_line is None or not is_drawn)  # fmt: skip
         self._print = None if is_drawn else print_line
         self._epoch, self._done, self._total, self._shown = epoch, done, total, time.perf_counter()
 
-    def step(self, text: str) -> None:
-        """Count a step; `text` is what is shown beside it."""
+    def step(self, text: Callable[[], str]) -> None:
+        """Count a step; ``text()``, which asks the learning rate schedule, is called where it is shown beside it."""
         self._done += 1
-        self._bar.set_postfix_str(text, refresh=False)
-        self._bar.update()
+        if not self._bar.disable:
+            self._bar.set_postfix_str(text(), refresh=False)
+            self._bar.update()
         if self._print is not None and time.perf_counter() - self._shown > SECONDS_PER_LINE:
             self._shown = time.perf_counter()
             of_all = "" if self._total is None else f" of {self._total}"
-            self._print(f"epoch {self._epoch}: step {self._done}{of_all}, {text}")
+            self._print(f"epoch {self._epoch}: step {self._done}{of_all}, {text()}")
 
     def close(self) -> None:
         """Remove it."""
