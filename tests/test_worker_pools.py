@@ -4,6 +4,8 @@ import multiprocessing
 import os
 import signal
 import subprocess
+import sys
+import textwrap
 import time
 from multiprocessing import util
 
@@ -114,3 +116,22 @@ def test_a_pool_ends_though_a_worker_was_killed_while_it_held_the_lock_of_the_qu
     pool.terminate()
     assert all(not worker.is_alive() for worker in [*workers, *pool._pool])
     pool._inqueue._rlock.release()  # so that the pool's threads end too
+
+
+def test_workers_end_with_a_program_whose_python_starts_no_thread_at_its_end():
+    """As Python 3.12.1, where a loader's pool is ended at the program's end."""
+    script = """
+        import multiprocessing, threading
+        import gluon_parallel
+        pool = multiprocessing.Pool(2)
+        pool.map(abs, [1, 2])
+        print(*(worker.pid for worker in pool._pool))
+        def refuse(thread):
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+        threading.Thread.start = refuse
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=280, check=True
+    )
+    assert done.stderr == ""
+    assert not [number for number in done.stdout.split() if os.path.exists(f"/proc/{number}")]

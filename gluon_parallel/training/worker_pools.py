@@ -8,6 +8,7 @@ import multiprocessing.pool
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from multiprocessing import util
 from typing import Any
@@ -73,10 +74,11 @@ def make(initialize: Callable[..., None], pool: Any, *args: Any, **kwargs: Any) 
         return
     util.get_temp_dir()  # of this process; else each worker makes one for its sockets, and leaves it when terminated
     initialize(pool, *args, **kwargs)
-    pool._terminate = util.Finalize(pool, _end, (pool._terminate, pool._pool), exitpriority=_END)
+    arguments = pool._terminate, pool._pool, pool._worker_handler
+    pool._terminate = util.Finalize(pool, _end, arguments, exitpriority=_END)
 
 
-def _end(terminate: Callable[[], None], workers: list) -> None:
+def _end(terminate: util.Finalize, workers: list, handler: Any) -> None:
     failures: list[BaseException] = []
 
     def run() -> None:
@@ -86,10 +88,26 @@ def _end(terminate: Callable[[], None], workers: list) -> None:
             failures.append(error)
 
     thread = threading.Thread(target=run, name="gluon_parallel.pool", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # Python 3.12 starts no thread at its own end; then it is enough that the workers end
+        terminate.cancel()  # which would run after this
+        handler._state = multiprocessing.pool.TERMINATE  # no other worker begins
+        _end_workers(list(workers))
+        return
     thread.join(_LIMIT)
     if thread.is_alive():
         for worker in list(workers):
             worker.kill()
     for error in failures:
         raise error
+
+
+def _end_workers(workers: list) -> None:
+    until = time.monotonic() + _LIMIT
+    for worker in workers:
+        worker.terminate()
+    for worker in workers:
+        worker.join(max(0.0, until - time.monotonic()))
+        if worker.is_alive():
+            worker.kill()
