@@ -241,14 +241,14 @@ def warn_of_statistics(net: mx.gluon.Block, num_parts: int, store: mx.kv.KVStore
         warn(f"{layers} BatchNorm: {text}: {silence}", StatisticsPerDevice)
 
 
-def refuse_nothing_to_train(blocks: mx.gluon.Block, error: BaseException) -> NoReturn:
+def refuse_nothing_to_train(blocks: mx.gluon.Block) -> NoReturn:
     """Say why there was nothing that the backward pass could compute."""
     if all(parameter.grad_req == "null" for parameter in blocks.collect_params().values()):
         raise GradientUnavailable(
             "all parameters of the net are frozen (grad_req='null'), so a step has nothing to train; set the grad_req "
             "of some to 'write', or compute outputs and losses without a step: gp.evaluate"
-        ) from error
+        ) from None
     raise GradientUnavailable(
         "the loss depends on no parameter that is trained: it was computed from none of the net's outputs, or through "
         "asnumpy(), detach() or an operator without a gradient, such as argmax"
-    ) from error
+    ) from None

@@ -107,7 +107,7 @@ class TrainingStep:
                 group.abandon(error)
             update.abandon()
             if is_not_recorded(error):
-                checks.refuse_nothing_to_train(self._blocks, error)
+                checks.refuse_nothing_to_train(self._blocks)
             raise
         self.num_samples, self.mean = num, mean
         update.end_step(num)
