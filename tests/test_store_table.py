@@ -12,12 +12,10 @@ import mxnet as mx
 from gluon_parallel.launch import launching
 from gluon_parallel.store_table import STORES, load
 
-ROW = STORES.pop("files")  # for these tests alone: others look at the table, too
-
 
 @pytest.fixture(autouse=True)
-def _the_table_has_the_row(monkeypatch):
-    monkeypatch.setitem(STORES, "files", ROW)
+def _the_table_has_the_row(monkeypatch):  # for these tests alone: others look at the table, too
+    monkeypatch.setitem(STORES, "files", file_store.ROW)
 
 
 def test_a_store_over_files_takes_less_than_100_lines_and_trains_two_processes_as_one(tmp_path, capfd, monkeypatch):

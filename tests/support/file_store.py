@@ -61,7 +61,7 @@ class FileStore(Store):
             total.copyto(out)
 
 
-store_table.STORES["files"] = store_table.Row("file_store:FileStore", "files", "file_store:Files")
+ROW = store_table.Row("file_store:FileStore", "files", "file_store:Files")
 
 
 def main():
@@ -81,4 +81,5 @@ def main():
 
 if __name__ == "__main__":
     sys.modules["file_store"] = sys.modules["__main__"]
+    store_table.STORES["files"] = ROW
     main()
