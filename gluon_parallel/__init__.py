@@ -26,10 +26,6 @@ from .allreduce import allreduce as allreduce
 from .allreduce import average_gradients as average_gradients
 from .allreduce import broadcast as broadcast
 from .commands.profiling import profile as profile
-from .data_parallel import DataParallel as DataParallel
-from .data_parallel import sampler as sampler
-from .data_parallel import set_precision as set_precision
-from .data_parallel.weight_checks import check_replicas as check_replicas
 from .devices import devices as devices
 from .kvstore.collective import broadcast_object as broadcast_object
 from .metrics import evaluate as evaluate
@@ -39,6 +35,10 @@ from .pipeline import Pipeline as Pipeline
 from .split import num_samples as num_samples
 from .split import shard_sizes as shard_sizes
 from .split import split_and_load as split_and_load
+from .step import DataParallel as DataParallel
+from .step import sampler as sampler
+from .step import set_precision as set_precision
+from .step.weight_checks import check_replicas as check_replicas
 from .training import checkpoint as checkpoint
 from .training import config as config
 from .training import pictures as pictures
@@ -55,7 +55,7 @@ from .training.start import start as start
 
 # Modules that the imports above leave here; dir() shows the public API alone.
 _INSIDE = """
-    bounds commands cores data_parallel forks launch_engines loss_checks mxnet native patches reduce sample_loss split
+    bounds commands cores forks launch_engines loss_checks mxnet native patches reduce sample_loss split step
     store_table training
 """.split()
 

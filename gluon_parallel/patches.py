@@ -4,13 +4,13 @@ import multiprocessing.pool
 from typing import Any, NamedTuple
 
 from .allreduce import gradients, written
-from .data_parallel import module_loops, trainer_loops
 from .kvstore import clients, factory, separate_training, trainer_parameters
 from .kvstore.environment import launched_group
 from .mxnet import last_error
 from .mxnet.compat import mx
 from .mxnet.compat.replacing import stands_for
 from .nn import convert, executor, frozen_weights
+from .step import module_loops, trainer_loops
 from .training import worker_pools
 from .training.checkpoint.files import load_arrays, load_states
 

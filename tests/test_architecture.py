@@ -29,7 +29,7 @@ LAYERS = [
     ["kvstore", "loss_checks"],
     ["launch_engines", "communication_hooks"],
     ["nn", "reduce"],
-    ["data_parallel", "asynchronous", "metrics"],
+    ["step", "asynchronous", "metrics"],
     ["pipeline"],
     ["training", "models", "datasets"],
     ["launch"],
@@ -244,7 +244,7 @@ def test_imports_point_down_and_modules_of_one_layer_do_not_import_each_other(mo
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("split", "from .data_parallel import DataParallel"),
+        ("split", "from .step import DataParallel"),
         ("split", "from . import allreduce"),
         ("split", "def f():\n    from gluon_parallel.allreduce import allreduce"),
         ("mxnet/compat", "import gluon_parallel.mxnet.engine"),
@@ -308,7 +308,7 @@ MORE_ATTRIBUTES = {
 # {file: private attributes in it of objects of ours, or of GluonCV, that are called as some of MXNet's}
 SAME_NAMES = {
     "commands/profiling/observers.py": {"_trainer"},
-    "data_parallel/step.py": {"check_call"},
+    "step/data_parallel.py": {"check_call"},
     "models/faster_rcnn/targets.py": {"_sampler"},
     "models/faster_rcnn/training.py": {"_batch_size"},
 }

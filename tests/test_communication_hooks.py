@@ -102,7 +102,7 @@ REFUSED = [
 @pytest.mark.parametrize(("make", "message"), REFUSED)
 def test_what_makes_no_sense_is_refused(make, message, monkeypatch):
     monkeypatch.setattr(
-        "gluon_parallel.data_parallel.first_step.update_on_devices", lambda trainer: trainer._kvstore_params["kvstore"]
+        "gluon_parallel.step.first_step.update_on_devices", lambda trainer: trainer._kvstore_params["kvstore"]
     )
     with pytest.raises((ValueError, gp.errors.GradientUnavailable), match=message):
         make()

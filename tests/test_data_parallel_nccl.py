@@ -7,7 +7,7 @@ import pytest
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.data_parallel import first_step
+from gluon_parallel.step import first_step
 from mxnet import gluon, nd
 
 GPUS = [mx.gpu(0), mx.gpu(1)]

@@ -7,7 +7,7 @@ import pytest
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.data_parallel.weight_checks import FiniteWeights
+from gluon_parallel.step.weight_checks import FiniteWeights
 from mxnet import gluon, nd
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mxnet as mx
-from gluon_parallel.data_parallel.precision import has_bfloat16_on_cpus
+from gluon_parallel.step.precision import has_bfloat16_on_cpus
 
 ROOT = Path(__file__).resolve().parents[1]
 HOWTO = ROOT / "docs" / "howto"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from processes import ROOT, run_command, run_mpi, run_servers
 
-from gluon_parallel.data_parallel.precision import has_bfloat16_on_cpus
+from gluon_parallel.step.precision import has_bfloat16_on_cpus
 
 CHECKS = Path(__file__).with_name("support") / "precision_checks.py"
 IN_BFLOAT16 = ["bfloat16", "layers", "recomputation", "refusals_in_bfloat16"]

@@ -11,8 +11,8 @@ from test_kvstore_environment import MANY
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.data_parallel import checks
 from gluon_parallel.kvstore import separate_training
+from gluon_parallel.step import checks
 from mxnet import gluon, nd
 
 CHECKS = Path(__file__).with_name("support") / "separate_checks.py"

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from .. import bounds, kvstore
-from ..data_parallel import DataParallel
 from ..devices import devices as parse_devices
 from ..errors import ConfigError, GluonParallelError, WorkerFailed
 from ..launch.in_notebook import call_in_processes
@@ -15,6 +14,7 @@ from ..mxnet.compat import mx
 from ..mxnet.parameters import waits_for_shape
 from ..nn import SyncBatchNorm
 from ..pipeline import Pipeline
+from ..step import DataParallel
 from ..store_table import engines
 from ..training.seeding import reseed
 from .named_function import FORM, call

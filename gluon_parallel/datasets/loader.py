@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from .. import split
-from ..data_parallel.sampler import SEEDS, BatchSampler
 from ..errors import BatchMismatch
+from ..step.sampler import SEEDS, BatchSampler
 
 
 class Loader(BatchSampler):

@@ -8,11 +8,11 @@ FIRST_RESERVED = (1 << 20) - 4160  # keys from here on are reserved
 FIRST_COUNT = (1 << 20) - 64  # from here on keys are never compressed; before it :mod:`.servers` numbers comparisons
 
 HEADER = (1 << 20) - 1  # reduce.step_header
-JOIN = (1 << 20) - 2  # data_parallel.sampler
-LOSS_PARTS = (1 << 20) - 3  # data_parallel.losses
+JOIN = (1 << 20) - 2  # step.sampler
+LOSS_PARTS = (1 << 20) - 3  # step.losses
 CLOCK = (1 << 20) - 4  # asynchronous.processes
 HANDSHAKE_DIGEST = (1 << 20) - 5  # kvstore.contract
 HANDSHAKE_WORDS = (1 << 20) - 6  # kvstore.contract
-OVERFLOW = (1 << 20) - 9  # data_parallel.precision
+OVERFLOW = (1 << 20) - 9  # step.precision
 STOP = (1 << 20) - 12  # training.stopping
 FIRST_EXCHANGE = 1 << 20  # kvstore.contract counts from here

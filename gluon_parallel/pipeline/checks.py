@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ..data_parallel.checks import check_count
-from ..data_parallel.checks import check_trainer as _check_params
 from ..devices import check_available
 from ..errors import BatchMismatch, GradientUnavailable, PipelineMismatch, warn
 from ..mxnet.compat import mx
@@ -15,6 +13,8 @@ from ..mxnet.compat.array_types import Nested
 from ..mxnet.parameters import gradient_storage, is_initialized
 from ..mxnet.trainers import parameters_of
 from ..split import listed
+from ..step.checks import check_count
+from ..step.checks import check_trainer as _check_params
 from .orders import ORDERS
 
 OF_MICRO_BATCHES = (  # for `warn_of_statistics`

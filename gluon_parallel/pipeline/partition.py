@@ -8,11 +8,11 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from ..data_parallel.precision import refuse_16_bits_on_cpus
 from ..errors import PipelineMismatch
 from ..mxnet.blocks import children_of, flags_of, is_hybridized
 from ..mxnet.compat import mx
 from ..mxnet.parameters import has_values, waits_for_shape
+from ..step.precision import refuse_16_bits_on_cpus
 from .profile import parameter_bytes
 from .stage import Arrays, outputs_of
 

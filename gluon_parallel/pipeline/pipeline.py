@@ -6,11 +6,6 @@ from collections.abc import Sequence
 from typing import Any, Callable
 
 from ..allreduce.gradients import trainable
-from ..data_parallel.checks import check_loss
-from ..data_parallel.first_step import make_parameters
-from ..data_parallel.precision import refuse_16_bits_on_cpus
-from ..data_parallel.step import TrainingStep
-from ..data_parallel.update import Update, UpdateOptions
 from ..errors import GradientUnavailable
 from ..kvstore.contract import contract
 from ..loss_checks import check_loss as check_gradient
@@ -21,6 +16,11 @@ from ..mxnet.device_threads.seeds import draw_seed
 from ..mxnet.trainers import loss_scaler_of, store_of, updaters_of
 from ..nn.blocks import draws_random_numbers, net_and_loss
 from ..split import num_samples, shard_sizes, split_and_load
+from ..step.checks import check_loss
+from ..step.data_parallel import TrainingStep
+from ..step.first_step import make_parameters
+from ..step.precision import refuse_16_bits_on_cpus
+from ..step.update import Update, UpdateOptions
 from . import checks
 from .flow import Flow, StepLoss
 from .orders import launching_order

@@ -10,7 +10,6 @@ from typing import Callable
 import numpy as np
 
 from ..allreduce.gradients import flags
-from ..data_parallel.precision import active_precision
 from ..errors import GluonParallelError, PipelineMismatch
 from ..mxnet.arrays import has_graph, set_fresh, swap
 from ..mxnet.blocks import traced_graph
@@ -20,6 +19,7 @@ from ..mxnet.device_threads.seeds import seed_of_device, seed_this_thread
 from ..mxnet.engine import order, push
 from ..mxnet.parameters import devices_of_values, has_values, initialize_on, share_copies
 from ..nn.sync_batch_norm.participants import STATISTICS, waiting_groups
+from ..step.precision import active_precision
 from .orders import BACKWARD, FORWARD, Task
 
 Arrays = tuple[mx.nd.NDArray, ...]  # with None in the place of an array that has no gradient

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from .. import bounds, kvstore
-from ..data_parallel import set_precision
 from ..devices import devices
 from ..errors import GluonParallelError, WorkerLost
+from ..step import set_precision
 from . import config as configs
 from . import stopping
 from .run import Run, find, note

@@ -10,7 +10,7 @@ import pytest
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.data_parallel.precision import has_bfloat16_on_cpus
+from gluon_parallel.step.precision import has_bfloat16_on_cpus
 from mxnet import gluon
 from mxnet.contrib import amp
 from mxnet.contrib.amp.loss_scaler import LossScaler
@@ -378,7 +378,7 @@ def bfloat16_by_amp():
 def no_bfloat16():
     """A CPU without AVX-512 is named before anything is computed, whoever calls amp.init."""
     refused(lambda: gp.set_precision("bfloat16", DEVICES), "'bfloat16'", "cpu(0), cpu(1)", "AVX-512", "float32")
-    assert gp.data_parallel.active_precision() is None
+    assert gp.step.active_precision() is None
     net = build(DEVICES[:1])[0]
     amp.init("bfloat16")
     refused(lambda: parallel(*build(DEVICES)), "amp.init('bfloat16')", "AVX-512")
@@ -388,7 +388,7 @@ def no_bfloat16():
 def float16_by_amp():
     """amp.init("float16") on CPUs is refused as well, whoever calls it."""
     amp.init("float16")
-    assert gp.data_parallel.active_precision() == "float16"
+    assert gp.step.active_precision() == "float16"
     refused(lambda: parallel(*build(DEVICES)), "amp.init('float16')", "cpu(0)", "bfloat16")
     net = build(DEVICES[:1])[0]
     refused(lambda: gp.Pipeline(net, DEVICES, 2), "amp.init('float16')", "cpu(0), cpu(1)", "bfloat16")

@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 
 from ...cores import cpu_limit
-from ...data_parallel import DataParallel
 from ...launch_engines import agent
 from ...mxnet.compat import mx
 from ...mxnet.trainers import parameters_of
 from ...pipeline import Pipeline
+from ...step import DataParallel
 from .parts import READING
 from .recording import Span
 

@@ -12,8 +12,6 @@ from typing import Any, Optional
 import numpy as np
 
 from ...archive import Archive, described, refuse_differences
-from ...data_parallel.first_step import update_on_devices
-from ...data_parallel.precision import LossScaling
 from ...errors import CheckpointError
 from ...kvstore.clients import open_named
 from ...kvstore.factory import meets_others
@@ -41,6 +39,8 @@ from ...pipeline.stage import StageDevices
 from ...reduce.reducer import shards_of
 from ...reduce.shards import Shards, part_of
 from ...reduce.update_order import counts_of
+from ...step.first_step import update_on_devices
+from ...step.precision import LossScaling
 from . import forms
 from .hook_state import check_hook, keeps_parts, restore_hook, state_of_hook
 from .parameters import copies_by_name, copies_for, initialized_parameters, named_copies, shape_with

@@ -8,11 +8,11 @@ import threading
 from collections.abc import Iterator
 from typing import Any, Callable, Optional
 
-from ...data_parallel.sampler import BatchSampler
 from ...errors import BatchMismatch
 from ...mxnet.compat import mx
 from ...mxnet.device_threads.seeds import derive_seed, seed_this_thread
 from ...mxnet.loaders import batch_sampler_of, first_number, last_batch_of, sampler_in, set_batch_sampler, size_of_batch
+from ...step.sampler import BatchSampler
 from ..seeding import reseed
 from . import loader_warnings
 from .empty import without_samples

@@ -13,7 +13,6 @@ from typing import Any, Optional
 import numpy as np
 
 from ... import kvstore
-from ...data_parallel.first_step import broadcast_others
 from ...errors import LOG, BatchMismatch, NotFinite
 from ...kvstore import collective
 from ...kvstore.collective import gather, gather_objects
@@ -21,6 +20,7 @@ from ...kvstore.contract import contract
 from ...mxnet.compat import mx
 from ...mxnet.parameters import waits_for_shape
 from ...mxnet.trainers import has_made_store
+from ...step.first_step import broadcast_others
 from .. import stopping
 from ..checkpoint.state import is_divided
 from ..run import BEST, Run

@@ -12,8 +12,6 @@ import numpy as np
 
 from ... import kvstore
 from ...allreduce import gradients
-from ...data_parallel import trainer_loops
-from ...data_parallel.first_step import broadcast_others
 from ...errors import LOG, GradientUnavailable
 from ...kvstore import heartbeat
 from ...kvstore.base import Store
@@ -25,6 +23,8 @@ from ...mxnet.parameters import forget_call_with_first_values, has_values, is_di
 from ...mxnet.trainers import has_made_store, parameters_of, set_progress_of_store, waiting_for_store, want_store
 from ...nn.sync_batch_norm.participants import drain, groups_of
 from ...nn.sync_batch_norm.sync_group import all_groups
+from ...step import trainer_loops
+from ...step.first_step import broadcast_others
 from ..checkpoint import restore, state
 from ..checkpoint.state import opened_store
 from .loaders import LoaderShard, shard_loader

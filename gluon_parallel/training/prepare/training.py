@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Callable, Optional
 
 from ... import kvstore
-from ...data_parallel import DataParallel
-from ...data_parallel.step import expect_equal_batches
 from ...errors import GradientUnavailable
 from ...kvstore import collective
 from ...kvstore.collective import broadcast_object
@@ -19,6 +17,8 @@ from ...nn import convert_sync_batchnorm
 from ...nn.blocks import net_and_loss
 from ...nn.sync_batch_norm.participants import groups_of
 from ...reduce.reducer import shards_of
+from ...step import DataParallel
+from ...step.data_parallel import expect_equal_batches
 from .loop import Loop
 from .prediction import predict
 from .survival import Survival
