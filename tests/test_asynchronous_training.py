@@ -206,22 +206,21 @@ def test_batches_that_cannot_be_loaded_or_have_a_loss_that_is_not_finite_stop_ev
 
 
 def test_a_worker_that_hangs_is_named_and_does_not_hold_the_others_for_ever(rng):
-    hangs, begun = [], threading.Event()
+    hangs = []
 
     def delay(worker):
-        if worker in hangs:
-            begun.set()
-            while not parallel._threads._stopped:
-                time.sleep(0.01)
-        elif hangs and worker == 2:  # the last one but for worker 1, after which nothing is pushed
-            begun.wait()
-            while parallel._threads._pushes < 4:
-                time.sleep(0.01)
-            parallel._threads.timeout = 0.1
+        while worker in hangs and not parallel._threads._stopped:
+            time.sleep(0.01)
+
+    def shorten():
+        while parallel._threads._pushes < 5:  # after those of the workers 0 and 2 nothing is pushed
+            time.sleep(0.01)
+        parallel._threads.timeout = 0.1
 
     parallel = start("sync", make=delayed(delay))
     parallel.train(batches(rng, 3))  # 3 pushes
     hangs.append(1)
+    threading.Thread(target=shorten).start()
     with pytest.raises(WorkerTimeout, match="worker 1 had a batch"):
         parallel.train(batches(rng))
 

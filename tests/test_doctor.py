@@ -219,11 +219,22 @@ def test_a_section_that_fails_is_a_finding_and_the_others_follow(monkeypatch):
 
 
 def test_a_section_that_waits_in_this_process_ends_the_doctor_at_its_limit_with_its_name(monkeypatch, capsys):
-    ended = threading.Event()
+    begun, ended = threading.Event(), threading.Event()
+
+    class Watchdog(threading.Timer):
+        def run(self):
+            begun.wait(60)
+            super().run()
+
+    def examine(sections, *_):
+        sections.append(report.Section("Temporary files"))
+        begun.set()
+        ended.wait(60)
+
     monkeypatch.setattr(command, "_GRACE", 0.0)
+    monkeypatch.setattr(command.threading, "Timer", Watchdog)
     monkeypatch.setattr(command.os, "_exit", lambda status: ended.set())
-    monkeypatch.setattr(command, "examine", lambda sections, *_: sections.append(report.Section("Temporary files"))
-                        or ended.wait(60))  # fmt: skip
+    monkeypatch.setattr(command, "examine", examine)
     command.main(argparse.Namespace(hosts=None, rsh="ssh", timeout=0.01, json=False))
     _, summary, advice, _, finding, *_ = capsys.readouterr().out.splitlines()
     assert summary == "Training does NOT work here; failed: Temporary files"

@@ -44,7 +44,8 @@ class Decisions:
         self.outlives = min_processes is not None  # whether processes outlive others, and what has started them
         self.failure: Optional[Failure] = None
         self.patience = _PATIENCE * timeout
-        self.grace = min(5.0, timeout / 10)  # for a flight recorder's file, and for a last checkpoint
+        # For a flight recorder's file, a last checkpoint, 2 seconds of last words, and the end of a loader's workers
+        self.grace = min(5.0, max(3.0, timeout / 10))
         self.stop_grace = _STOP * timeout
         self.hurry = min(2.0, timeout / 20)  # for what does not even answer
         self.kill_at: Optional[float] = None  # when what is left is killed; None: nobody was asked to end

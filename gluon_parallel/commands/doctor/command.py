@@ -49,6 +49,8 @@ def main(options: Any) -> int:
     def end() -> None:
         """End this process where it waits itself: only processes that it has started have a limit of their own."""
         said = f"No answer within {options.timeout:g} s: the machine is slow, or a file system (that of TMPDIR?) hangs."
+        if not sections:
+            sections.append(Section("Start"))
         sections[-1].fail(said, f"{MORE_TIME}; if that ends here too, export TMPDIR=/dev/shm, and see /proc/mounts")
         tell(False)
         os._exit(1)
