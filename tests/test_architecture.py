@@ -408,3 +408,36 @@ def test_nothing_is_set_on_objects_of_others_but_through_the_registry():
             for line, code in attributes_set_on(file.read_text("utf-8"), FOREIGN.search):
                 found[f"{file.relative_to(PACKAGE)}:{line}"] = code
     assert not found, "attach it: gluon_parallel/mxnet/attached.py"
+
+
+STORES = {"Store", "MPI", "Servers", "Horovod", "Contract", "Foreign", "Alone", "KVStore", "KVStoreBase"}
+
+
+def kinds_of_stores_asked_for(source):
+    """(line, code) of each place that asks for a store's class or compares its name.
+
+    Example:
+        >>> kinds_of_stores_asked_for("isinstance(s, (int, b.MPI)); type(s) is Store; store.type == 'mpi'; a.type == 1")
+        [(1, 'isinstance(s, (int, b.MPI))'), (1, "store.type == 'mpi'"), (1, 'type(s) is Store')]
+    """
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        code = ast.unparse(node) if isinstance(node, (ast.Call, ast.Compare)) else ""
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
+            is_asked = STORES & set(re.findall(r"\w+", ast.unparse(node.args[1])))
+        else:
+            is_asked = isinstance(node, ast.Compare) and re.search(
+                rf"store\w*(\(\w+\))?\.type\b|^type\(.*\b({'|'.join(sorted(STORES))})\b", code
+            )
+        if is_asked:
+            found.append((node.lineno, code))
+    return sorted(found)
+
+
+def test_what_a_store_can_do_is_asked_by_protocols_outside_of_kvstore():
+    found = {}
+    for module, file in modules():
+        if module not in ("kvstore", "asynchronous"):  # the latter has stores of another kind
+            for line, code in kinds_of_stores_asked_for(file.read_text("utf-8")):
+                found[f"{file.relative_to(PACKAGE)}:{line}"] = code
+    assert not found, "ask offers(store, one of gluon_parallel/kvstore/protocols.py)"

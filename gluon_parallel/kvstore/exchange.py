@@ -16,7 +16,10 @@ from .. import native
 from ..errors import BarrierTimeout, ExchangeError, WorkerLost, WorkersDiffer
 from ..mxnet.compat import mx
 from ..native.records import C, address_of
-from .contract import contract, state_of
+from .contract import contract
+from .gathering import gathered, prepare_gather
+from .protocols import Vectors, offers
+from .state import state_of
 
 HEADER = C.HEADER  # [1, call number]: how many processes a message is from, and their call
 _created = functools.cache(lambda name: mx.kv.create(name))  # looked up at the call: it is replaced
@@ -57,11 +60,12 @@ class Exchange:
 
     def __init__(self, store: Any, name: str, timeout: float = 120.0, key: Hashable = None) -> None:
         self.store, self._contract = store, contract(store)
+        self._vectors: Any = store if offers(store, Vectors) else None
         self.name = name
         self.timeout = timeout
         self._key = next(state_of(self._contract).new_keys) if key is None else key
-        if key is None:  # else another one may use it
-            weakref.finalize(self, self._contract.end_gather, self._key).atexit = False
+        if key is None and self._vectors is not None:  # else another one may use it
+            weakref.finalize(self, self._vectors.end_gather, self._key).atexit = False
         self._contract.describe(self._key, name)
         self.shared_gather = None  # where vectors go through shared memory, which the C library can do as well
         self._begun, self._lock = (0, -1), threading.Lock()
@@ -70,7 +74,7 @@ class Exchange:
 
     def prepare(self, length: int) -> None:
         """Tell the store about this key, once; collective over the processes. Done before any call is in flight."""
-        self._contract.prepare_gather(self._key, HEADER + length)
+        prepare_gather(self._contract, self._key, HEADER + length)
 
     def combine(self, call: int, vector: np.ndarray, direction: int, has_begun: bool = False) -> np.ndarray:
         """Send `vector`, (length,) float64, and get those of all processes combined, with the same bits everywhere.
@@ -86,21 +90,21 @@ class Exchange:
         """
         message = np.concatenate([(1.0, call), vector])
         header = self._contract.num_workers, call  # of each process's message, once
-        if self.shared_gather is None:
-            self.shared_gather = self._contract.shared_gather(self._key, message)
+        if self.shared_gather is None and self._vectors is not None:
+            self.shared_gather = self._vectors.shared_gather(self._key, message)
         shared = self.shared_gather
         if shared is not None:
             rows = self._named(call, shared.gather, message, has_begun)
         else:
             with self._lock:
                 self._begun = self._begun[0] + 1, call
-                key, limit = self._key, None if self._contract.reduces else self.timeout
-                if self._contract.reduces:
-                    result = self._named(call, self._contract.reduce, key, message, direction)
+                key: Hashable = self._key
+                if self._vectors is not None:
+                    result = self._named(call, self._vectors.reduce, key, message, direction)
                     if (result[0], result[1]) == header:
                         return result[HEADER:]
                     key = f"{key} calls"
-                rows = self._named(call, self._contract.gather, key, message, limit)
+                rows = self._named(call, gathered, self._contract, key, message, self.timeout)
         result = combine(rows, direction, messages=True)
         if (result[0], result[1]) == header:
             return result[HEADER:]

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ExchangeError, WorkerLost
+from ..errors import WorkerLost
+from ..forks import at_exit, end_at_once
 from ..mxnet.arrays import addresses_of
 from ..mxnet.compat import mx
 from ..mxnet.engine import check, make_room, view
@@ -42,6 +43,11 @@ def gave_up(
     whom = f"process {', '.join(map(str, ranks))}" if ranks else "the others"
     problem = f"{where}: {name} waited {seconds:.3g} s for {whom}"
     return flight_recorder.gave_up(problem, flight_recorder.advice(f"{advice}. A longer limit: {LIMIT}=seconds"), kind)
+
+
+def leave_without_waiting() -> None:
+    """At the program's end, leave with ``os._exit``: MXNet's exit, or MPI's, waits for others, who may never come."""
+    at_exit(lambda: end_at_once(1))
 
 
 class Work:
@@ -131,30 +137,6 @@ def _tell(address: int) -> int:
 
 
 provide("arrived_above_zero", _tell, ctypes.c_int64)
-
-
-class Gathering(Work):
-    """Every process's vector, as 16 bits in each float32 of a row of its own: a sum that every store keeps.
-
-    MXNet's servers keep float64 as float32 whenever a variable that they forget to set happens to be true.
-    """
-
-    def __init__(self, store: Any, key: Hashable, vector: np.ndarray) -> None:
-        pieces = np.zeros((store.num_workers, vector.nbytes // 2), np.float32)
-        pieces[store.rank] = vector.view(np.uint16)
-        super().__init__(store, key, mx.nd.array(pieces, ctx=mx.cpu()))
-        self._dtype = vector.dtype
-
-    def rows(self) -> np.ndarray:
-        """The vectors by rank, when it has ended. ExchangeError: what came back is not what was sent."""
-        pieces = self.array.asnumpy()
-        if not ((pieces >= 0) & (pieces < 1 << 16) & (pieces == np.floor(pieces))).all():
-            raise ExchangeError(
-                f"the KVStore {self._store.type!r} did not return the sum of what the processes sent; a store that "
-                "runs the optimizer cannot: make the trainer with update_on_kvstore=False, or give the layer a store "
-                "of its own"
-            )
-        return pieces.astype(np.uint16).view(self._dtype)
 
 
 class NumberSum:

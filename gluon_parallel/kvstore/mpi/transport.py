@@ -17,8 +17,7 @@ import numpy as np
 
 from ...errors import WorkerLost
 from ..environment import MIN_PROCESSES
-from ..handshake import leave_without_waiting
-from ..work import gave_up
+from ..work import gave_up, leave_without_waiting
 
 FAILED, LEFT, ASKED, ANSWERED = range(1, 5)  # what a message says; an agreement on keys has two kinds of its own
 PACKET = 71  # MPI's tag
