@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-import time
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -20,8 +19,10 @@ from .contract import contract
 from .gathering import gathered, prepare_gather
 from .protocols import Vectors, offers
 from .state import state_of
+from .work import name_of, wait_until
 
 HEADER = C.HEADER  # [1, call number]: how many processes a message is from, and their call
+_OUT_OF_STEP = "Each must run this layer equally often; after an error in one of them, restart all"
 _created = functools.cache(lambda name: mx.kv.create(name))  # looked up at the call: it is replaced
 
 
@@ -118,18 +119,27 @@ class Exchange:
     def _match(self, call: int, rows: np.ndarray) -> np.ndarray:
         """The rows of `call`, where processes have sent those of different calls: the rest come with other calls here.
 
-        `rows` as they are if the others do not come to that call in time.
+        ExchangeError: the others do not come to that call in time.
         """
         with self._matching:
             for rank, row in enumerate(rows):
                 self._sent.setdefault(int(row[1]), {})[rank] = row
             self._matching.notify_all()
-            end = time.monotonic() + self.timeout
-            while len(self._sent[call]) < len(rows) and time.monotonic() < end:
+
+            def have_come(seconds: float) -> bool:
                 self._contract.check()
-                self._matching.wait(0.1)
-            if len(self._sent[call]) < len(rows):
-                return rows
+                return self._matching.wait_for(lambda: len(self._sent[call]) == len(rows), seconds)
+
+            ours = self._contract
+            missing = [ours.ranks[rank] for rank in range(len(rows)) if rank not in self._sent[call]]
+            wait_until(
+                have_come,
+                self.timeout,
+                lambda: (self._calls(rows), name_of(ours)),
+                _OUT_OF_STEP,
+                missing,
+                ExchangeError,
+            )
             return np.stack([row for _, row in sorted(self._sent.pop(call).items())])
 
     def begun(self) -> tuple[int, int]:
@@ -151,11 +161,11 @@ class Exchange:
 
     def _check(self, rows: np.ndarray, call: int) -> None:
         if not (rows[:, 1] == call).all():
-            calls = ", ".join(f"process {rank} at call {row[1]:g}" for rank, row in zip(self._contract.ranks, rows))
-            raise ExchangeError(
-                f"{self.name}: the processes are out of step: {calls}. Each must run this layer equally often; after "
-                "an error in one of them, restart all"
-            )
+            raise ExchangeError(f"{self._calls(rows)}. {_OUT_OF_STEP}")
+
+    def _calls(self, rows: np.ndarray) -> str:
+        calls = ", ".join(f"process {rank} at call {row[1]:g}" for rank, row in zip(self._contract.ranks, rows))
+        return f"{self.name}: the processes are out of step: {calls}"
 
 
 def combine(rows: np.ndarray, direction: int, messages: bool = False) -> np.ndarray:
