@@ -39,6 +39,34 @@ LAYERS = [
 LAYER = {module: number for number, modules in enumerate(LAYERS) for module in modules}
 PUBLIC_API = "__init__"  # it imports every module, and no module imports it
 ROOMS = ["mxnet"]  # folders whose folders are modules of their own
+# {a module: its layers, from the lowest}, of files or folders, whose imports point down in the same way.
+INSIDE = {
+    "reduce": [["step_header", "update_order"], ["reducer"], ["hooked_sum", "shards"]],
+    "kvstore": [
+        ["environment", "heartbeat", "protocols", "reserved_keys"],
+        ["flight_recorder", "state"],
+        ["work"],
+        ["gathering"],
+        ["handshake"],
+        ["contract"],
+        ["base", "exchange", "separate_training", "trainer_parameters"],
+        ["horovod", "mpi", "servers"],
+        ["factory", "survival"],
+        ["clients", "collective"],
+        ["groups"],
+    ],
+    "kvstore/mpi": [
+        ["pmix", "processor_time", "transport"],
+        ["agreement"],
+        ["lost_workers", "operations"],
+        ["progress_engine", "shared_memory/rows"],
+        ["python_sums"],
+        ["shared_memory/sums"],
+        ["plan", "shared_memory/memory"],
+        ["shared_memory/parts", "startup"],
+        ["store"],
+    ],
+}
 
 
 def modules():
@@ -114,7 +142,11 @@ def test_the_files_that_the_page_names_exist():
     assert not [
         name
         for name in named
-        if not any((folder / f"{name}{end}").exists() for folder in (PACKAGE, ROOT) for end in ("", ".py"))
+        if not any(
+            (folder / f"{name}{end}").exists()
+            for folder in (PACKAGE, ROOT, *map(PACKAGE.joinpath, INSIDE))
+            for end in ("", ".py")
+        )
     ]
 
 
@@ -230,6 +262,34 @@ def test_no_files_import_each_other_in_circles():
     names = {".".join(file.relative_to(ROOT).with_suffix("").parts): file for _, file in modules()}
     graph = {file: {*files_imported_by(file, names)} - {file} for _, file in modules()}
     graphlib.TopologicalSorter(graph).prepare()  # its CycleError has the files
+
+
+def place_inside(module, file):
+    """What a file is in a module's own layers: its name there, or the folder that has it; "" for ``__init__``."""
+    name = str(file.relative_to(PACKAGE / module).with_suffix("")).removesuffix(PUBLIC_API).rstrip("/")
+    named = [place for layer in INSIDE[module] for place in layer]
+    return next((place for place in named if name == place or name.startswith(f"{place}/")), name)
+
+
+@pytest.mark.parametrize("module", INSIDE)
+def test_inside_of_a_module_too_imports_point_down(module):
+    level = {place: number for number, layer in enumerate(INSIDE[module]) for place in layer}
+    files = {file: place_inside(module, file) for file in (PACKAGE / module).rglob("*.py")}
+    folders = {place.rpartition("/")[0] for place in level}
+    assert {*files.values()} - folders == {*level} - folders, "see INSIDE and the page architecture.md"
+    names = {".".join(file.relative_to(ROOT).with_suffix("").parts): file for _, file in modules()}
+    for file, place in files.items():
+        for other in map(files.get, files_imported_by(file, names)):
+            if place in level and other is not None and other != place:
+                assert level.get(other, -1) < level[place], f"{file.relative_to(ROOT)} may not import {other}"
+
+
+def test_the_page_shows_the_layers_inside_of_modules():
+    section = PAGE.partition("### Inside of")[2].partition("\n## ")[0]
+    shown = {module: [] for module in INSIDE}
+    for module, names in re.findall(r"^\| `([\w/]+)` \| \d+ \| (.*?) \|$", section, re.MULTILINE):
+        shown[module].insert(0, sorted(re.findall(r"`([\w/]+)`", names)))
+    assert shown == {module: [sorted(layer) for layer in layers] for module, layers in INSIDE.items()}
 
 
 @pytest.mark.parametrize("module", [*LAYER, PUBLIC_API])
@@ -408,3 +468,36 @@ def test_nothing_is_set_on_objects_of_others_but_through_the_registry():
             for line, code in attributes_set_on(file.read_text("utf-8"), FOREIGN.search):
                 found[f"{file.relative_to(PACKAGE)}:{line}"] = code
     assert not found, "attach it: gluon_parallel/mxnet/attached.py"
+
+
+STORES = {"Store", "MPI", "Servers", "Horovod", "Contract", "Foreign", "Alone", "KVStore", "KVStoreBase"}
+
+
+def kinds_of_stores_asked_for(source):
+    """(line, code) of each place that asks for a store's class or compares its name.
+
+    Example:
+        >>> kinds_of_stores_asked_for("isinstance(s, (int, b.MPI)); type(s) is Store; store.type == 'mpi'; a.type == 1")
+        [(1, 'isinstance(s, (int, b.MPI))'), (1, "store.type == 'mpi'"), (1, 'type(s) is Store')]
+    """
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        code = ast.unparse(node) if isinstance(node, (ast.Call, ast.Compare)) else ""
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
+            is_asked = STORES & set(re.findall(r"\w+", ast.unparse(node.args[1])))
+        else:
+            is_asked = isinstance(node, ast.Compare) and re.search(
+                rf"store\w*(\(\w+\))?\.type\b|^type\(.*\b({'|'.join(sorted(STORES))})\b", code
+            )
+        if is_asked:
+            found.append((node.lineno, code))
+    return sorted(found)
+
+
+def test_what_a_store_can_do_is_asked_by_protocols_outside_of_kvstore():
+    found = {}
+    for module, file in modules():
+        if module not in ("kvstore", "asynchronous"):  # the latter has stores of another kind
+            for line, code in kinds_of_stores_asked_for(file.read_text("utf-8")):
+                found[f"{file.relative_to(PACKAGE)}:{line}"] = code
+    assert not found, "ask offers(store, one of gluon_parallel/kvstore/protocols.py)"

@@ -7,7 +7,7 @@ from processes import MPIRUN, run_mpi, run_servers
 from simulated_hosts import VARIABLE
 
 import gluon_parallel as gp
-from gluon_parallel.communication_hooks import BucketStore, GradientBucket, PowerSGD, bfloat16, two_bits
+from gluon_parallel.communication_hooks import BucketStore, GradientBucket, PowerSGD, StatefulHook, bfloat16, two_bits
 from gluon_parallel.communication_hooks.power_sgd import as_matrix, orthonormal_rows
 from mxnet import gluon, nd
 
@@ -151,3 +151,25 @@ def test_a_kernel_goes_where_the_factors_are_shortest():
     assert as_matrix((64, 32, 3, 3)) == ((0, 2, 1, 3), (192, 96))
     assert as_matrix((16, 3, 5, 5)) == ((0, 1, 2, 3), (16, 75))
     assert as_matrix((8, 1, 3, 3)) == ((0, 1, 2, 3), (8, 9))
+
+
+class Lagging(StatefulHook):
+    """Applies each gradient one update later."""
+
+    def __call__(self, bucket, store):
+        before = [self.errors.get(number, nd.zeros_like(one)) for number, one in zip(bucket.numbers, bucket.gradients)]
+        self.errors.update({number: one.copy() for number, one in zip(bucket.numbers, bucket.gradients)})
+        return before
+
+
+@pytest.mark.parametrize("store", [None, "device"])
+def test_a_checkpoint_of_one_process_has_what_its_hook_keeps(store, tmp_path):
+    net, trainer = dense(kvstore=store)
+    gp.DataParallel(net, gluon.loss.L2Loss(), trainer, communication_hook=Lagging())(nd.ones((5, 3)), nd.ones((5, 2)))
+    gp.checkpoint.save(tmp_path / "state", net, trainer)
+    other, its_trainer = dense(kvstore=store)
+    hook = Lagging()
+    gp.DataParallel(other, gluon.loss.L2Loss(), its_trainer, communication_hook=hook)
+    gp.checkpoint.load(tmp_path / "state", other, its_trainer)
+    assert sorted(hook.errors) == [0, 1]
+    assert hook.errors[0].asnumpy().any()

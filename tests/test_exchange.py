@@ -10,10 +10,11 @@ from batch_norm_reference import combined, in_parallel, measured
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.kvstore import handshake
+from gluon_parallel.kvstore import handshake, work
 from gluon_parallel.kvstore.collective import gather
 from gluon_parallel.kvstore.contract import Contract, contract
 from gluon_parallel.kvstore.exchange import Exchange, open_store
+from gluon_parallel.kvstore.gathering import gathered
 from gluon_parallel.mxnet.engine import push
 
 
@@ -73,7 +74,7 @@ def on_all(num, function, spoil=lambda total: total):
 
 
 def agree(lists):
-    return on_all(len(lists), lambda worker: contract(worker).agree(lists[worker.rank], "Do the same"))
+    return on_all(len(lists), lambda worker: handshake.agree(contract(worker), lists[worker.rank], "Do the same"))
 
 
 def test_processes_that_say_the_same_go_on_after_one_message_of_a_fixed_length(rng):
@@ -135,7 +136,7 @@ def test_not_a_bit_is_lost_in_a_store_that_keeps_float32(rng):
     vectors = [np.concatenate([rng.normal(size=20) * 1e6, [0.1, -0.0, 5e-324, np.inf, 1.7e308]]) for _ in range(3)]
     results, _ = on_all(
         3,
-        lambda worker: contract(worker).gather(1, vectors[worker.rank]),
+        lambda worker: gathered(contract(worker), 1, vectors[worker.rank]),
         spoil=lambda total: total.astype(np.float32).astype(total.dtype),
     )
     assert all(rows.tobytes() == np.stack(vectors).tobytes() for rows in results)
@@ -143,7 +144,7 @@ def test_not_a_bit_is_lost_in_a_store_that_keeps_float32(rng):
 
 @pytest.mark.parametrize("spoil", [lambda total: -0.1 * total, lambda total: 0.5 * total, lambda total: 8 * total])
 def test_a_store_that_runs_an_optimizer_is_found_out(spoil):
-    heard, _ = on_all(2, lambda worker: contract(worker).gather(1, np.array([0.1, 0.7])), spoil)
+    heard, _ = on_all(2, lambda worker: gathered(contract(worker), 1, np.array([0.1, 0.7])), spoil)
     assert all("ExchangeError" in words and "update_on_kvstore=False" in words for words in heard)
 
 
@@ -205,9 +206,9 @@ class Silent(Contract):
 def test_a_process_that_does_not_come_is_waited_for_no_longer_than_the_limit(monkeypatch):
     leaving, store = [], Silent()
     monkeypatch.setenv("GLUON_PARALLEL_TIMEOUT", "0.2")
-    monkeypatch.setattr(handshake, "at_exit", leaving.append)
+    monkeypatch.setattr(work, "at_exit", leaving.append)
     with pytest.raises(gp.errors.WorkerLost, match="float32 .3,. under key 1: process 1 of 2 waited 0.2 s"):
-        store.agree(["send float32 (3,) under key 1"], "")
+        handshake.agree(store, ["send float32 (3,) under key 1"], "")
     assert len(leaving) == 1  # MXNet's own way out would wait for that sum
     store.release.set()
     store.release = threading.Event()

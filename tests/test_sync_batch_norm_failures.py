@@ -289,6 +289,6 @@ def test_a_step_without_samples_has_a_limit_where_the_others_begin_nothing_that_
     following = join.Join(gluon.nn.Dense(1), mx.kv.create("local"))
     monkeypatch.setattr(following, "_gather", lambda _: np.array([[1.0], [0.0]]))  # the other one has not ended
     monkeypatch.setattr(join, "default_timeout", lambda: 0.001)
-    words = "have neither begun an exchange of the net's .* or of a loss that is a block"
+    words = "no exchange of the net's .* has begun, .* waited .* or of a loss that is a block"
     with pytest.raises(BarrierTimeout, match=words):
         following._follow()

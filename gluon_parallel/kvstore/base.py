@@ -7,16 +7,17 @@ from typing import Any
 from ..errors import ArrayMismatch, SparseUnsupported
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_tuple
-from .contract import Arrays, Contract, Keys
+from .contract import Contract
 from .handshake import signature
+from .protocols import Arrays, Keys, Rows, offers
 
 
 class Store(Contract, mx.kvstore.KVStoreBase):
     """A store that sums gradients; the update runs on the devices.
 
     A store over another transport connects the processes, sets `rank` and `num_workers` and calls ``_open(library)`` in
-    its constructor, and has ``_broadcast`` and ``_sum``; where it can do more, the attributes of :class:`.Contract` say
-    so.
+    its constructor, and has ``_broadcast`` and ``_sum``; what it can do beyond sums are the methods of
+    :mod:`.protocols`.
 
     MXNet's ``init``, ``push`` and ``pull`` are there for programs that are written with them: for them alone the store
     keeps an array per key.
@@ -118,6 +119,8 @@ class Store(Contract, mx.kvstore.KVStoreBase):
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Replace what is kept under `key`, which was initialized, by the sum of all processes' `value` arrays."""
         for one, arrays in pairs(key, value):
+            if not offers(self, Rows):
+                self._check(one, as_tuple(arrays))
             self.pushpull(one, arrays, out=self._kept_under(one), priority=priority)
 
     def pull(self, key: Any, out: Any, priority: int = 0, ignore_sparse: bool = True) -> None:

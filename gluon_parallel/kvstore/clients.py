@@ -33,9 +33,10 @@ from ..mxnet.trainers import (
 )
 from . import separate_training
 from .base import Store
-from .contract import contract, is_distributed
+from .contract import is_distributed, is_ours
 from .factory import known_name, meets_others
-from .handshake import ONE_DIVISOR, divided_by
+from .handshake import ONE_DIVISOR, agree, compare, divided_by
+from .protocols import Compression, Groups, Rows, offers
 from .servers import Servers
 from .trainer_parameters import follow_parameters, keep_states
 
@@ -71,7 +72,8 @@ def create_store(
         each=True,
     )
     # Now: a server that runs an optimizer can compare nothing any more.
-    contract(store).compare(list(arg_params) if named else range(len(arg_params)), list(arg_params.values()))
+    if is_ours(store):  # another may not be able to sum
+        compare(store, list(arg_params) if named else range(len(arg_params)), list(arg_params.values()))
     return store, update_on_store and _keeps_weights(store, arg_params)
 
 
@@ -92,15 +94,15 @@ def init_kvstore(init_in_mxnet: Callable[..., None], trainer: Any) -> None:
     if has_sparse_gradients(trainer):
         store = want_store(trainer, open_named(wanted_store(trainer)))
         # Otherwise MXNet would refuse a store that is not its own.
-        set_sparse_gradients(trainer, not (isinstance(store, Store) and store.sums_rows))
+        set_sparse_gradients(trainer, not offers(store, Rows))
     with _compressing_alone(trainer):
         init_in_mxnet(trainer)
     keep_states(trainer)
     parameters, store = compression_of(trainer), store_of(trainer)
-    if isinstance(store, Store) and store.sums_rows:  # weights were compared, and do not say how gradients are stored
+    if offers(store, Rows):  # weights were compared, and do not say how gradients are stored
         sent = {number: one.list_grad() for number, one in enumerate(parameters_of(trainer)) if one.grad_req != "null"}
-        store.compare([*sent], [*sent.values()])
-    is_alone = store is None or (isinstance(store, Store) and store.num_workers == 1)
+        compare(store, [*sent], [*sent.values()])
+    is_alone = store is None or (offers(store, Compression) and store.num_workers == 1)
     if is_alone and parameters and dict(parameters).get("type") != "none":
         warn(
             f"compression_params={parameters!r}: gradients are compressed between processes, and this process is "
@@ -115,7 +117,7 @@ def _compressing_alone(trainer: Any) -> Iterator[None]:
     asked, store = compression_of(trainer), wanted_store(trainer)
     if asked:
         store = want_store(trainer, open_named(store))
-    if not asked or not isinstance(store, Store) or not store.compresses:
+    if not asked or not offers(store, Compression):
         yield
         return
     store.set_gradient_compression(asked, trainer)
@@ -153,7 +155,7 @@ def _compare_on_servers(trainer: Any) -> None:
     if isinstance(store, str) and store.lower().startswith("dist"):
         store = want_store(trainer, mx.kv.create(store))  # MXNet opens it once
     if isinstance(store, Servers) and not store.is_asynchronous:
-        store.agree([divided_by(1 / optimizer_of(trainer).rescale_grad)], ONE_DIVISOR)
+        agree(store, [divided_by(1 / optimizer_of(trainer).rescale_grad)], ONE_DIVISOR)
 
 
 def init_optimizer(
@@ -166,7 +168,7 @@ def init_optimizer(
 ) -> None:
     """Make a Module's optimizer, which divides by the samples of all processes, and give all rank 0's weights."""
     kvstore = open_named(kvstore)
-    if isinstance(kvstore, Store) and kvstore.has_groups and compression_of_module(module):
+    if offers(kvstore, Groups) and compression_of_module(module):
         if force_init or not module.optimizer_initialized:  # others that go through this store did not ask for it
             kvstore = kvstore.part(range(kvstore.num_workers))
     if not isinstance(kvstore, Store) or (module.optimizer_initialized and not force_init):
@@ -175,7 +177,7 @@ def init_optimizer(
     optimizer_params = dict(optimizer_params)
     optimizer_params.setdefault("rescale_grad", 1.0 / (batch_size_of_module(module) * kvstore.num_workers))
     divisor = divided_by(1 / optimizer_params["rescale_grad"])
-    kvstore.agree([divisor], "Bind the Module to one batch_size on all processes")
+    agree(kvstore, [divisor], "Bind the Module to one batch_size on all processes")
     if isinstance(optimizer, mx.optimizer.Optimizer) and kvstore.num_workers > 1:
         wanted = optimizer_params["rescale_grad"]
         if optimizer.rescale_grad != wanted:

@@ -11,14 +11,19 @@ from typing import Any, Callable
 import numpy as np
 
 from ..errors import BarrierTimeout, WorkerLost
+from ..mxnet.attached import Attached
 from ..mxnet.trainers import store_of
-from .contract import contract, state_of
+from .contract import contract
 from .factory import as_store
 from .flight_recorder import CALL, RECORDER
+from .gathering import gathered, prepare_gather
+from .handshake import agree
+from .state import state_of
 
 _SAME_CALLS = "Every process must call the same functions in the same order, with arguments that are alike"
 _WORDS = 4096  # of 64 bits, in each exchange of objects: of one length, so a store opens one key only
 _thread = threading.local()
+SURVIVALS: Attached[Any] = Attached("survival")  # of stores: the training that goes on after a loss
 
 
 @contextlib.contextmanager
@@ -65,13 +70,13 @@ def together(store: Any, function: Callable[[], Any], *loaders: Any) -> Any:
 
     It is repeated only if the training divides each of `loaders` anew among the processes that are left.
     """
-    survival = contract(store).survival
+    survival = SURVIVALS.of(store)
     return function() if survival is None or not survival.divides(loaders) else survival.together(function)
 
 
 def committing(trainer: Any) -> Any:
     """The object whose ``commit`` waits for all sums before an update of the trainer, or None."""
-    survival = None if store_of(trainer) is None else contract(store_of(trainer)).survival
+    survival = SURVIVALS.of(store_of(trainer))
     return survival if survival is not None and survival.trainer is trainer else None
 
 
@@ -88,15 +93,15 @@ def gather(store: Any, purpose: str, vector: np.ndarray) -> np.ndarray:
     if ours.num_workers == 1:
         return vector[None].copy()
     with collective(purpose) as name:
-        ours.agree([f"call {name} with {length} values"], _SAME_CALLS)
+        agree(ours, [f"call {name} with {length} values"], _SAME_CALLS)
         if not length:
             return np.empty((ours.num_workers, 0))
         state = state_of(ours)
         if length not in state.keys:
             state.keys[length] = next(state.new_keys)
             ours.describe(state.keys[length], "functions that all call")
-        ours.prepare_gather(state.keys[length], length)
-        return ours.gather(state.keys[length], vector)
+        prepare_gather(ours, state.keys[length], length)
+        return gathered(ours, state.keys[length], vector)
 
 
 def broadcast_object(value: Any, store: Any) -> Any:

@@ -1,56 +1,45 @@
-"""Interface that layers, metrics and checkpoints require of a store, with defaults that are built on sums."""
+"""What every store does for layers, metrics and checkpoints: sums and gatherings that are under way."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import hashlib
-import itertools
-import threading
-import weakref
 from collections.abc import Hashable, Sequence
 from typing import Any, Callable, Optional
 
 import numpy as np
 
-from ..errors import BarrierTimeout, WorkerLost
 from ..mxnet.compat import mx
 from . import flight_recorder
-from .environment import default_timeout, refuse_if_alone
-from .handshake import SAME_MODEL, SAME_VERSIONS, described, differ, leave_without_waiting, spelled, version, words_of
-from .reserved_keys import FIRST_EXCHANGE, HANDSHAKE_DIGEST, HANDSHAKE_WORDS
-from .work import Gathering, Work
-
-Keys = Sequence[Hashable]
-Arrays = Sequence[Sequence[Any]]  # for each key, one NDArray per device
-Bounds = Sequence[Sequence[int]]  # for each key, where the parts of the processes begin, and the end
+from .environment import refuse_if_alone
+from .gathering import Gathering, gathered, open_for_sums
+from .handshake import SAME_VERSIONS, agree, spelled, version, words_of
+from .protocols import Keys
+from .reserved_keys import HANDSHAKE_WORDS
+from .state import state_of
+from .work import Work
 
 
 class Contract:
-    """What a store may offer beyond MXNet's ``broadcast`` and ``pushpull``; the defaults serve every store.
+    """What a store does beyond MXNet's ``broadcast`` and ``pushpull``; the defaults are built on these.
+
+    What only some can do are the protocols of :mod:`.protocols`: a store that has their methods offers them.
 
     Attributes:
         type: its name.
         rank, num_workers: the number of this process, and how many take part.
         ranks: the number of each of its processes in the whole run, by which errors name them.
-        has_groups: whether :meth:`part` makes stores of a part of the processes.
-        reduces: whether :meth:`reduce` combines statistics of processes on their way.
-        gathers_parts: whether there are :meth:`sum_parts` and :meth:`gather_parts`.
-        compresses: whether ``pushpull`` sums compressed gradients.
-        sums_rows: whether it sums row_sparse arrays.
-        takes_hooks: whether it has what communication hooks need: ``allgather``, and a sum under any new key.
-        survival: of the training that goes on after a loss, see :mod:`.collective`; None: there is none.
+        sums: whether the sums of all processes come back.
+        is_asynchronous: whether processes do not wait for each other: MXNet's servers take each gradient when it comes.
     """
 
     type: Any
     rank: Any
     num_workers: Any
-    has_groups = reduces = gathers_parts = compresses = sums_rows = takes_hooks = False
-    survival: Any = None
+    sums = True
+    is_asynchronous: Any = False
     broadcast: Callable[..., None]
     pushpull: Callable[..., None]
     _number: Any = 0  # of the store, for the flight recorder
-    _sums = True  # whether the sums of all processes come back
 
     def _open(self, library: str, number: int = 0) -> None:
         """Begin as process `rank` of `num_workers`, which are set: record exchanges, compare versions; collective.
@@ -62,28 +51,16 @@ class Contract:
         refuse_if_alone(self.type, self.num_workers, library)
         flight_recorder.start(self.rank, self.num_workers)
         self._number, self._exchanges = number, flight_recorder.StoreRecords(number)
-        self.agree([version()], SAME_VERSIONS)
-        if self._sums and self.num_workers > 1:
+        agree(self, [version()], SAME_VERSIONS)
+        if self.sums and self.num_workers > 1:
             flight_recorder.move_to_shared_memory(
-                lambda text: [spelled(row) for row in self.gather(HANDSHAKE_WORDS, words_of(text))]
+                lambda text: [spelled(row) for row in gathered(self, HANDSHAKE_WORDS, words_of(text))]
             )
-
-    @property
-    def is_asynchronous(self) -> bool:
-        """Whether processes do not wait for each other: MXNet's servers take each gradient when it comes."""
-        return "async" in str(self.type)
 
     @property
     def library(self) -> str:
         """What carries the sums, for people."""
         return str(self.type)
-
-    def residuals(self, trainer: Any) -> dict[Hashable, np.ndarray]:
-        """{key: (n,) array}: what compression left out of a trainer's sums in this process, with nothing under way."""
-        return {}
-
-    def set_residuals(self, residuals: dict[Hashable, np.ndarray], trainer: Any) -> None:
-        """Go on from what :meth:`residuals` returned, here or in another process; keys without one begin anew."""
 
     @functools.cached_property
     def ranks(self) -> Sequence[int]:
@@ -99,17 +76,13 @@ class Contract:
         """What sums these arrays step after step: its ``push()`` starts all sums.
 
         Args:
-            keys, values, outs: as of ``pushpull``; row_sparse arrays too if the store sums them.
+            keys, values, outs: as of ``pushpull``; row_sparse arrays too if the store offers :class:`.Rows`.
             priorities: for each key; by default 0, -1, -2 and so on, as MXNet's Trainer has them.
 
         Raises:
             SparseUnsupported, ArrayMismatch: as ``pushpull``, of a store that finds out now.
         """
         return Plan(self, keys, values, outs, priorities)
-
-    def summing_for(self, trainer: Any) -> contextlib.AbstractContextManager[Any]:
-        """Within this block, sums are of this trainer's gradients, which it may have asked to compress."""
-        return contextlib.nullcontext()
 
     def check(self) -> None:
         """Raise what has ended the exchanges of this process, if the store knows of anything."""
@@ -118,98 +91,8 @@ class Contract:
         """Name the layer or parameter of a key, for the flight recorder; before the key is used."""
         flight_recorder.RECORDER.describe(self._number, key, text)
 
-    @functools.cached_property
-    def _agreed(self) -> set[str]:
-        return set()  # what all processes send under a key, in words
-
-    def compare(self, keys: Keys, arrays: Sequence[Any]) -> None:
-        """Raise WorkersDiffer on all processes if one is about to send other arrays under these keys; all call it."""
-        self._agree_to_send(described(keys, arrays))
-
-    def compare_once(self, keys: Keys, arrays: Sequence[Any], parts: Sequence[Any] = ()) -> None:
-        """The same, if that has not been compared before; `parts`: how each array is divided among the processes."""
-        words = described(keys, arrays)
-        words = [f"{word} in parts {[*ends]}" for word, ends in zip(words, parts)] or words
-        if not self._agreed.issuperset(words):
-            self._agree_to_send(words)
-
-    def _agree_to_send(self, words: Sequence[str]) -> None:
-        self.agree(words, SAME_MODEL)
-        self._agreed.update(words)
-
-    def agree(self, says: Sequence[str], advice: str) -> None:
-        """Go on only if all processes say the same sentences; all call this equally often and in the same order.
-
-        Each process sends 64 bits of a digest of its sentences. Only if they differ, the sentences themselves travel.
-
-        Args:
-            says: what this process does, each beginning with a verb, such as "run MXNet 1.9.1".
-            advice: what to do where processes differ.
-
-        Raises:
-            WorkersDiffer: another process says something else; names who says what.
-            WorkerLost: another process does not call it within ``GLUON_PARALLEL_TIMEOUT``.
-        """
-        digest = hashlib.sha256("; ".join(says).encode()).digest()[:8]
-        if self.num_workers == 1 or self._all_say(HANDSHAKE_DIGEST, np.frombuffer(digest, np.uint8), says):
-            return
-        # All know by now that they differ, so all go through their sentences until they come to where.
-        end = f"{says[0].partition(' ')[0] if says else 'say'} nothing more"
-        for sentence in itertools.chain(says, itertools.repeat(end)):
-            self._all_say(HANDSHAKE_WORDS, words_of(sentence), says, f"store {self.type!r}", advice)
-
-    def _all_say(self, key: int, numbers: np.ndarray, says: Sequence[str], where: str = "", advice: str = "") -> bool:
-        """Whether all processes send the same numbers; if they are `where` words, WorkersDiffer where they do not."""
-        said = f"store {self.type!r}, {says[0] if says else 'nothing'}"
-        rows = self._gathered(key, numbers, default_timeout(), said)
-        is_same = (rows == rows[0]).all()
-        if where and not is_same:
-            raise differ(where, dict(zip(self.ranks, map(spelled, rows))), advice)
-        return is_same
-
-    def prepare_gather(self, key: Hashable, length: int) -> None:
-        """Before the first :meth:`gather` of `length` numbers; all processes call it while nothing is in flight."""
-        self._open_for_sums(key, mx.nd.zeros((self.num_workers, 4 * length), ctx=mx.cpu()))  # in pieces of 16 bits
-
-    def _open_for_sums(self, key: Hashable, zeros: Any) -> None:
-        """Make a key known to the servers of a store that has some, once."""
-        state = state_of(self)
-        if key in state.opened:  # without the lock: another thread may hold it in the middle of an exchange
-            return
-        with state.lock:
-            if key not in state.opened:
-                work = Work(self, key, zeros)
-                self.broadcast(key, value=zeros, out=zeros)
-                work.begin()
-                work.wait(default_timeout(), "Every process must open the same keys", kind=BarrierTimeout)
-                zeros.wait_to_read()
-                state.opened.add(key)
-
-    def gather(self, key: Hashable, vector: np.ndarray, timeout: Optional[float] = None) -> np.ndarray:
-        """Every process's `vector`, (n,) float64, by rank; waits for all.
-
-        Raises:
-            BarrierTimeout, WorkerLost: another process did not send its part within `timeout` seconds, or the store's
-                own limit.
-            ExchangeError: what came back is not what was sent.
-        """
-        limit = default_timeout() if timeout is None else timeout
-        return self._gathered(key, vector, limit, kind=BarrierTimeout)
-
-    def _gathered(
-        self, key: Hashable, vector: np.ndarray, limit: float, where: str = "", kind: type[Exception] = WorkerLost
-    ) -> np.ndarray:
-        """:meth:`gather` of a vector of any dtype; the last arguments are those of :meth:`.Work.wait`."""
-        work = self.start_gather(key, vector)
-        try:
-            work.wait(limit, "Every process must run the same program, in one order; look at their output", where, kind)
-        except WorkerLost:
-            leave_without_waiting()
-            raise
-        return work.rows()
-
     def start_gather(self, key: Hashable, vector: np.ndarray) -> Gathering:
-        """Start a :meth:`gather` through a sum, of a vector of any dtype."""
+        """Start to gather the `vector` of every process, of any dtype, through a sum."""
         work = Gathering(self, key, vector)
         self._begin(key, work)
         return work
@@ -229,45 +112,6 @@ class Contract:
         """:meth:`start_sum` of that array."""
         self.pushpull(key, array, out=array)
 
-    def end_gather(self, key: Hashable) -> None:
-        """Note that this process gathers at that key no more; the garbage collector may call it at any time."""
-
-    def shared_gather(self, key: Hashable, vector: np.ndarray) -> Any:
-        """Where :meth:`gather` goes through shared memory, for the C library; None if it does not."""
-
-    def reduce(self, key: Hashable, message: np.ndarray, direction: int) -> np.ndarray:
-        """The messages of all processes, (n,) float64, combined by :func:`.combine`, of a store that `reduces`."""
-        raise NotImplementedError
-
-    def sum_parts(self, keys: Keys, arrays: Arrays, bounds: Bounds, whole: bool = False) -> None:
-        """Of each array, every process gets its part of the sum over all devices and processes (reduce-scatter).
-
-        The other values are undefined afterwards, unless `whole`. A store that `gathers_parts` has it. Values are added
-        up in the order of ``pushpull``.
-
-        Args:
-            keys: of parameters, the same in the same order on all processes; what is ready earlier comes earlier.
-            arrays: for each key, one NDArray per device, all of which get the sums.
-            bounds: as of :meth:`gather_parts`.
-            whole: every process gets the whole sums.
-        """
-        raise NotImplementedError
-
-    def gather_parts(self, keys: Keys, arrays: Arrays, bounds: Bounds) -> None:
-        """Each array, of which every process has a part, gets the parts of all, of a store that `gathers_parts`.
-
-        Args:
-            keys: as of :meth:`sum_parts`, whose arrays have the same shapes and dtypes.
-            arrays: for each key, one NDArray per device. Of the first one's values, flat, those from ``bounds[rank]``
-                to ``bounds[rank + 1]`` are this process's part.
-            bounds: for each key (num_workers + 1) numbers, from 0 to the array's size.
-        """
-        raise NotImplementedError
-
-    def part(self, members: Optional[Sequence[int]]) -> Any:
-        """A store of the ranks `members`, or None where that is None, of a store that `has_groups`."""
-        raise NotImplementedError
-
 
 class Plan:
     """Sums of the same arrays, step after step; made by :meth:`Contract.plan`.
@@ -283,7 +127,7 @@ class Plan:
         outs: Optional[Sequence[Any]],
         priorities: Optional[Sequence[int]],
     ) -> None:
-        self.store: Any = contract.store if isinstance(contract, _Foreign) else contract
+        self.store: Any = getattr(contract, "wrapped", contract)
         priorities = [-number for number in range(len(keys))] if priorities is None else priorities
         self._sums = list(zip(keys, values, [None] * len(keys) if outs is None else outs, priorities))
 
@@ -298,29 +142,29 @@ class Plan:
             self.store.pushpull(key, value, out=out, priority=priority)
 
 
-class _Foreign(Contract):
-    """A store of another program, or of MXNet; or None, or a name, which is this process alone."""
+class Foreign(Contract):
+    """A store of another library or of MXNet for the processes that it connects; no name of its keys is recorded."""
 
-    compresses = True  # or says that it does not
+    _number = "of another library"
 
     def __init__(self, store: Any) -> None:
-        self.store = store
+        self.wrapped = store
         self.type = getattr(store, "type", None)
         self.rank, self.num_workers = getattr(store, "rank", 0), getattr(store, "num_workers", 1)
         # Its own functions, without one around them in every step; one of an asynchronous kind may have neither.
         vars(self).update({name: getattr(store, name) for name in ("broadcast", "pushpull") if hasattr(store, name)})
-        self.takes_hooks = self.num_workers == 1  # nothing is exchanged then
-        self.sums_rows = store is None or isinstance(store, (str, mx.kv.KVStore))
-
-    def describe(self, key: Hashable, text: str) -> None:
-        """Nothing: what it exchanges is not recorded."""
-
-    def compare(self, keys: Keys, arrays: Sequence[Any]) -> None:
-        """Nothing: it may not be able to sum."""
 
     def _start_sum(self, key: Hashable, array: Any) -> None:
-        self._open_for_sums(key, array.zeros_like())
+        open_for_sums(self, key, array.zeros_like())
         super()._start_sum(key, array)
+
+
+class Alone(Foreign):
+    """This process alone: a store of one process, a name, or None."""
+
+    def allgather(self, key: Hashable, value: Any, out: Any, priority: int = 0) -> None:
+        """As of :class:`.Hooks`."""
+        value.expand_dims(0).copyto(out)
 
 
 def contract(store: Any) -> Contract:
@@ -330,35 +174,26 @@ def contract(store: Any) -> Contract:
         >>> contract(None).num_workers, contract(mx.kv.create("local")).ranks
         (1, range(0, 1))
     """
-    return store if isinstance(store, Contract) else _Foreign(store)
+    if isinstance(store, Contract):
+        return store
+    return Alone(store) if getattr(store, "num_workers", 1) == 1 else Foreign(store)
+
+
+def is_ours(store: Any) -> bool:
+    """Whether a store takes what this package counts and compares beside what its users send."""
+    return isinstance(store, Contract) and not isinstance(store, Foreign)
+
+
+def is_mxnets(store: Any) -> bool:
+    """Whether it is a store of MXNet's for the devices of one process."""
+    return isinstance(store, mx.kv.KVStore) and "dist" not in store.type
+
+
+def adds_up_copies(store: Any) -> bool:
+    """Whether it is a store of MXNet's that adds up the copies on devices of one process, as :class:`.CopySums`."""
+    return is_mxnets(store) and store.type in ("local", "device")
 
 
 def is_distributed(store: Any) -> bool:
     """Whether a trainer's store, its name, or None, meets other processes."""
     return contract(store).num_workers > 1
-
-
-class _State:
-    """What is known of a store, whoever uses it."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.opened: set = set()  # keys
-        self.new_keys = itertools.count(FIRST_EXCHANGE)  # in the program's order: the same ones in every process
-        self.keys: dict[int, int] = {}  # length of a vector -> the key of functions that gather such ones
-        self.sync_groups: dict = {}  # kind of sync group -> the store of this process's, see :mod:`.groups`
-
-
-_lock = threading.Lock()
-_states: weakref.WeakKeyDictionary[Any, _State] = weakref.WeakKeyDictionary()
-
-
-def state_of(store: Any) -> _State:
-    with _lock:
-        return _states.setdefault(store.store if isinstance(store, _Foreign) else store, _State())
-
-
-def forget(store: Any) -> None:
-    """Number keys and make sync groups anew, after a loss; exchanges over this store are built again."""
-    with _lock:
-        _states.pop(store, None)

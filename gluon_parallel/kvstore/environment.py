@@ -153,6 +153,7 @@ def refuse_if_alone(store: str, num_workers: int, library: str) -> None:
 
 
 LIMIT = "GLUON_PARALLEL_TIMEOUT"
+PATIENCE = 10  # limits to wait for a process that may evaluate or write, between two steps or at its end
 _LONGEST = 9e8  # seconds; a wait of ten limits must stay below what threads can wait for, 9.2e9 seconds
 
 

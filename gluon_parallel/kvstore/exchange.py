@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-import time
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -16,9 +15,14 @@ from .. import native
 from ..errors import BarrierTimeout, ExchangeError, WorkerLost, WorkersDiffer
 from ..mxnet.compat import mx
 from ..native.records import C, address_of
-from .contract import contract, state_of
+from .contract import contract
+from .gathering import gathered, prepare_gather
+from .protocols import Vectors, offers
+from .state import state_of
+from .work import name_of, wait_until
 
 HEADER = C.HEADER  # [1, call number]: how many processes a message is from, and their call
+_OUT_OF_STEP = "Each must run this layer equally often; after an error in one of them, restart all"
 _created = functools.cache(lambda name: mx.kv.create(name))  # looked up at the call: it is replaced
 
 
@@ -57,11 +61,12 @@ class Exchange:
 
     def __init__(self, store: Any, name: str, timeout: float = 120.0, key: Hashable = None) -> None:
         self.store, self._contract = store, contract(store)
+        self._vectors: Any = store if offers(store, Vectors) else None
         self.name = name
         self.timeout = timeout
         self._key = next(state_of(self._contract).new_keys) if key is None else key
-        if key is None:  # else another one may use it
-            weakref.finalize(self, self._contract.end_gather, self._key).atexit = False
+        if key is None and self._vectors is not None:  # else another one may use it
+            weakref.finalize(self, self._vectors.end_gather, self._key).atexit = False
         self._contract.describe(self._key, name)
         self.shared_gather = None  # where vectors go through shared memory, which the C library can do as well
         self._begun, self._lock = (0, -1), threading.Lock()
@@ -70,7 +75,7 @@ class Exchange:
 
     def prepare(self, length: int) -> None:
         """Tell the store about this key, once; collective over the processes. Done before any call is in flight."""
-        self._contract.prepare_gather(self._key, HEADER + length)
+        prepare_gather(self._contract, self._key, HEADER + length)
 
     def combine(self, call: int, vector: np.ndarray, direction: int, has_begun: bool = False) -> np.ndarray:
         """Send `vector`, (length,) float64, and get those of all processes combined, with the same bits everywhere.
@@ -86,21 +91,21 @@ class Exchange:
         """
         message = np.concatenate([(1.0, call), vector])
         header = self._contract.num_workers, call  # of each process's message, once
-        if self.shared_gather is None:
-            self.shared_gather = self._contract.shared_gather(self._key, message)
+        if self.shared_gather is None and self._vectors is not None:
+            self.shared_gather = self._vectors.shared_gather(self._key, message)
         shared = self.shared_gather
         if shared is not None:
             rows = self._named(call, shared.gather, message, has_begun)
         else:
             with self._lock:
                 self._begun = self._begun[0] + 1, call
-                key, limit = self._key, None if self._contract.reduces else self.timeout
-                if self._contract.reduces:
-                    result = self._named(call, self._contract.reduce, key, message, direction)
+                key: Hashable = self._key
+                if self._vectors is not None:
+                    result = self._named(call, self._vectors.reduce, key, message, direction)
                     if (result[0], result[1]) == header:
                         return result[HEADER:]
                     key = f"{key} calls"
-                rows = self._named(call, self._contract.gather, key, message, limit)
+                rows = self._named(call, gathered, self._contract, key, message, self.timeout)
         result = combine(rows, direction, messages=True)
         if (result[0], result[1]) == header:
             return result[HEADER:]
@@ -114,18 +119,27 @@ class Exchange:
     def _match(self, call: int, rows: np.ndarray) -> np.ndarray:
         """The rows of `call`, where processes have sent those of different calls: the rest come with other calls here.
 
-        `rows` as they are if the others do not come to that call in time.
+        ExchangeError: the others do not come to that call in time.
         """
         with self._matching:
             for rank, row in enumerate(rows):
                 self._sent.setdefault(int(row[1]), {})[rank] = row
             self._matching.notify_all()
-            end = time.monotonic() + self.timeout
-            while len(self._sent[call]) < len(rows) and time.monotonic() < end:
+
+            def have_come(seconds: float) -> bool:
                 self._contract.check()
-                self._matching.wait(0.1)
-            if len(self._sent[call]) < len(rows):
-                return rows
+                return self._matching.wait_for(lambda: len(self._sent[call]) == len(rows), seconds)
+
+            ours = self._contract
+            missing = [ours.ranks[rank] for rank in range(len(rows)) if rank not in self._sent[call]]
+            wait_until(
+                have_come,
+                self.timeout,
+                lambda: (self._calls(rows), name_of(ours)),
+                _OUT_OF_STEP,
+                missing,
+                ExchangeError,
+            )
             return np.stack([row for _, row in sorted(self._sent.pop(call).items())])
 
     def begun(self) -> tuple[int, int]:
@@ -147,11 +161,11 @@ class Exchange:
 
     def _check(self, rows: np.ndarray, call: int) -> None:
         if not (rows[:, 1] == call).all():
-            calls = ", ".join(f"process {rank} at call {row[1]:g}" for rank, row in zip(self._contract.ranks, rows))
-            raise ExchangeError(
-                f"{self.name}: the processes are out of step: {calls}. Each must run this layer equally often; after "
-                "an error in one of them, restart all"
-            )
+            raise ExchangeError(f"{self._calls(rows)}. {_OUT_OF_STEP}")
+
+    def _calls(self, rows: np.ndarray) -> str:
+        calls = ", ".join(f"process {rank} at call {row[1]:g}" for rank, row in zip(self._contract.ranks, rows))
+        return f"{self.name}: the processes are out of step: {calls}"
 
 
 def combine(rows: np.ndarray, direction: int, messages: bool = False) -> np.ndarray:

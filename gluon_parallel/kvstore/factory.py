@@ -8,7 +8,7 @@ from ..errors import StoreUnavailable
 from ..mxnet.compat import mx
 from ..store_table import STORES, load
 from . import heartbeat, separate_training
-from .contract import contract
+from .contract import is_ours
 from .environment import ALONE, store_name, taken_by, taking_place
 from .servers import Servers, the_store
 
@@ -77,12 +77,17 @@ def create(name: str = "local") -> Any:
 
 
 def kind_of(store: Any) -> Any:
-    """What says what a trainer's store can do: its :class:`.Contract`, or for a name the class that would be made."""
+    """What :func:`.offers` is asked of for a trainer's store: the store, the class that a name stands for, or None.
+
+    None is a store of MXNet for one process, or of another library.
+    """
     name = store.lower() if isinstance(store, str) else ""
     name = store_name() if name == "auto" else name
     if name.startswith("dist"):
         return Servers
-    return load(STORES[name].made_by) if name in STORES else contract(store)
+    if name in STORES:
+        return load(STORES[name].made_by)
+    return store if is_ours(store) else None
 
 
 def known_name(name: str) -> str:

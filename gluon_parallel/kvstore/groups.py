@@ -8,10 +8,12 @@ import numpy as np
 
 from ..errors import StoreUnavailable
 from .collective import gather
-from .contract import contract, state_of
+from .contract import contract
 from .factory import as_store
 from .flight_recorder.ring import host
 from .handshake import differ
+from .protocols import Groups, offers
+from .state import state_of
 
 SyncGroups = Union[int, str, None]  # all processes; "host"; so many consecutive ones
 
@@ -52,7 +54,7 @@ def group(store: Any, ranks: Iterable[int]) -> Optional[Any]:
             raise ValueError(f"gp.kvstore.group: process {rank} is named twice in {ranks}; name each once")
     if not ranks:
         raise ValueError("gp.kvstore.group: no process is named; expected at least one")
-    if len(ranks) < num and not contract(store).has_groups:
+    if len(ranks) < num and not offers(store, Groups):
         raise StoreUnavailable(_NO_GROUPS.format("gp.kvstore.group", store.type))
     mine = np.zeros(num)
     mine[ranks] = 1
@@ -65,7 +67,7 @@ def group(store: Any, ranks: Iterable[int]) -> Optional[Any]:
             raise differ(f"store {store.type!r}, gp.kvstore.group()", said, "All of a group name the same")
     if named.all():
         return store
-    return contract(store).part(np.flatnonzero(mine).tolist() if mine[store.rank] else None)
+    return store.part(np.flatnonzero(mine).tolist() if mine[store.rank] else None)
 
 
 _NO_GROUPS = (
@@ -111,7 +113,7 @@ def sync_group(store: Any, kind: SyncGroups, where: str = "gp.kvstore.sync_group
         )
     made = state_of(store).sync_groups
     if kind not in made:
-        if kind != num and not contract(store).has_groups:
+        if kind != num and not offers(store, Groups):
             raise StoreUnavailable(_NO_GROUPS.format(f"{where}, group={kind!r}", store.type))
         made[kind] = group(store, _of_host(store) if kind == "host" else _consecutive(store.rank, kind))
     return made[kind]

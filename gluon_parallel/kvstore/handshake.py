@@ -1,8 +1,9 @@
-"""Words that processes compare before they exchange, and the error that tells which process says what."""
+"""Agreement before processes exchange: they compare sentences, and an error tells which process says what."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import platform
 import sys
 from collections.abc import Hashable, Mapping, Sequence
@@ -10,9 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import WorkersDiffer
-from ..forks import at_exit, end_at_once
+from ..errors import WorkerLost, WorkersDiffer
 from ..mxnet.compat import MXNET_VERSION
+from .environment import default_timeout
+from .gathering import gathered
+from .reserved_keys import HANDSHAKE_DIGEST, HANDSHAKE_WORDS
+from .state import state_of
 
 _PROTOCOL = 2  # version of the messages; processes of different ones cannot exchange
 _BYTES = 160  # of a process's words that the others can be shown
@@ -88,6 +92,57 @@ def differ(where: str, said: Mapping[int, str], advice: str) -> WorkersDiffer:
     return WorkersDiffer(f"{where}: {', '.join(parts)}. {advice}")
 
 
-def leave_without_waiting() -> None:
-    """At the program's end, leave with ``os._exit``: MXNet's exit, or MPI's, waits for others, who may never come."""
-    at_exit(lambda: end_at_once(1))
+def agree(store: Any, says: Sequence[str], advice: str) -> None:
+    """Go on only if all processes say the same sentences; all call this equally often and in the same order.
+
+    Each process sends 64 bits of a digest of its sentences. Only if they differ, the sentences themselves travel.
+
+    Args:
+        store: a :class:`.Contract`.
+        says: what this process does, each beginning with a verb, such as "run MXNet 1.9.1".
+        advice: what to do where processes differ.
+
+    Raises:
+        WorkersDiffer: another process says something else; names who says what.
+        WorkerLost: another process does not call it within ``GLUON_PARALLEL_TIMEOUT``.
+    """
+    if store.num_workers == 1:
+        return
+    if not store.sums:
+        store.agree_with_first(says, advice)
+        return
+    digest = hashlib.sha256("; ".join(says).encode()).digest()[:8]
+    if _all_say(store, HANDSHAKE_DIGEST, np.frombuffer(digest, np.uint8), says):
+        return
+    # All know by now that they differ, so all go through their sentences until they come to where.
+    end = f"{says[0].partition(' ')[0] if says else 'say'} nothing more"
+    for sentence in itertools.chain(says, itertools.repeat(end)):
+        _all_say(store, HANDSHAKE_WORDS, words_of(sentence), says, f"store {store.type!r}", advice)
+
+
+def _all_say(store: Any, key: int, numbers: np.ndarray, says: Sequence[str], where: str = "", advice: str = "") -> bool:
+    """Whether all processes send the same numbers; if they are `where` words, WorkersDiffer where they do not."""
+    said = f"store {store.type!r}, {says[0] if says else 'nothing'}"
+    rows = gathered(store, key, numbers, default_timeout(), said, WorkerLost)
+    is_same = (rows == rows[0]).all()
+    if where and not is_same:
+        raise differ(where, dict(zip(store.ranks, map(spelled, rows))), advice)
+    return is_same
+
+
+def compare(store: Any, keys: Sequence[Hashable], arrays: Sequence[Any]) -> None:
+    """Raise WorkersDiffer on all processes if one is about to send other arrays under these keys; all call it."""
+    _agree_to_send(store, described(keys, arrays))
+
+
+def compare_once(store: Any, keys: Sequence[Hashable], arrays: Sequence[Any], parts: Sequence[Any] = ()) -> None:
+    """The same, if that has not been compared before; `parts`: how each array is divided among the processes."""
+    words = described(keys, arrays)
+    words = [f"{word} in parts {[*ends]}" for word, ends in zip(words, parts)] or words
+    if not state_of(store).agreed.issuperset(words):
+        _agree_to_send(store, words)
+
+
+def _agree_to_send(store: Any, words: Sequence[str]) -> None:
+    agree(store, words, SAME_MODEL)
+    state_of(store).agreed.update(words)

@@ -12,6 +12,7 @@ from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_legacy
 from ..mxnet.engine import order
 from .base import Store
+from .handshake import compare_once
 
 INSTALL = (
     "`sh scripts/make_horovod.sh` in a clone of gluon_parallel's repository builds it into .venv-horovod (3 minutes, "
@@ -45,7 +46,7 @@ class Horovod(Store):
     def _broadcast(self, key: Hashable, value: Any, outs: Sequence[Any], priority: int) -> None:
         value, *outs = map(as_legacy, (value, *outs))
         self._check(key, [value, *outs])
-        self.compare_once([key], [value])
+        compare_once(self, [key], [value])
         if outs[0] is not value:
             value.copyto(outs[0])
         with self._exchanges.recorded("b", key, [value], outs):

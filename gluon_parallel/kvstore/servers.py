@@ -15,9 +15,9 @@ from ..mxnet.library import free_store
 from .base import pairs
 from .contract import Contract
 from .environment import default_timeout
-from .handshake import differ, leave_without_waiting, signature, spelled, words_of
+from .handshake import compare_once, differ, signature, spelled, words_of
 from .reserved_keys import FIRST_COUNT, FIRST_RESERVED
-from .work import Work
+from .work import Work, leave_without_waiting
 
 _living: weakref.WeakValueDictionary = weakref.WeakValueDictionary()  # the one store of this process, by its name
 
@@ -67,6 +67,10 @@ class Servers(Contract, mx.kvstore.KVStore):
     handle: Any  # MXNet's; deleted by `close`
     library = "ps-lite, in MXNet"
 
+    @property
+    def is_asynchronous(self) -> bool:
+        return "async" in self.type
+
     @classmethod
     def of(cls, store: Any) -> Servers:
         """`store`, which MXNet has just made in every process, as one of these, after the versions are compared."""
@@ -74,7 +78,7 @@ class Servers(Contract, mx.kvstore.KVStore):
         store._names = Names(store.type)
         store._signatures = {}  # key -> what was opened under it
         store._num_compared = 0
-        store._sums = not store.is_asynchronous
+        store.sums = not store.is_asynchronous
         store._compressed = False
         store._open("MXNet")
         return store
@@ -137,12 +141,12 @@ class Servers(Contract, mx.kvstore.KVStore):
                     f"store {self.type!r}, key {one}: it was opened with {opened}, and now gets {signature(arrays)}. "
                     "MXNet's servers keep one shape and dtype per key"
                 )
-        with self._recorded("s" if self._sums else "x", key, value, out) as numbers:
+        with self._recorded("s" if self.sums else "x", key, value, out) as numbers:
             super().pushpull(numbers, value, out, priority)
 
     def set_optimizer(self, optimizer: Any) -> None:
         """As MXNet's: the servers update the weights from now on."""
-        self._sums = False
+        self.sums = False
         super().set_optimizer(optimizer)
 
     def set_gradient_compression(self, compression_params: Any) -> None:
@@ -157,7 +161,7 @@ class Servers(Contract, mx.kvstore.KVStore):
                 CompressionFault,
             )
         super().set_gradient_compression(compression_params)
-        self._sums, self._compressed = False, True
+        self.sums, self._compressed = False, True
 
     def close(self) -> None:
         """Part from the servers, when all workers do; waits for them, and first for all that is queued.
@@ -201,14 +205,11 @@ class Servers(Contract, mx.kvstore.KVStore):
                     f"store {self.type!r}, key {one}: it is open already, with {self._signatures[one]}. MXNet's "
                     "servers keep a key for good, and a process has one such store: two trainers need the store mpi"
                 )
-        self.compare_once(keys, values)
+        compare_once(self, keys, values)
         self._signatures.update({one: signature(arrays) for one, arrays in zip(keys, values)})
 
-    def agree(self, says: Sequence[str], advice: str) -> None:
-        """As of a :class:`.Contract`; where the servers do not sum, with what process 0 says."""
-        if self._sums or self.num_workers == 1:
-            super().agree(says, advice)
-            return
+    def agree_with_first(self, says: Sequence[str], advice: str) -> None:
+        """As :func:`.agree` where the servers do not sum: compare with what process 0 says."""
         for sentence in says:
             self._num_compared += 1
             mine = words_of(sentence)

@@ -6,13 +6,14 @@ import time
 from typing import Any
 
 from ..errors import WorkerLost
-from . import contract, flight_recorder, separate_training
+from . import flight_recorder, separate_training
 from .environment import min_processes
 from .mpi import startup
 from .mpi.progress_engine import ProgressEngine
 from .mpi.shared_memory.memory import map_memory
-from .mpi.store import MPI
 from .mpi.transport import MPI_LOCK, has_ended, made_within_limit
+from .protocols import Regrouping, offers
+from .state import forget
 
 _NOTICED = 10.0  # seconds within which MPI has noticed the end of a process that the exchanges have failed by
 
@@ -22,10 +23,10 @@ _abandoned: list = []
 
 def survives(store: Any) -> bool:
     """Whether the processes of `store` go on without those that are lost, as the launcher was asked to."""
-    return isinstance(store, MPI) and store.num_workers > 1 and min_processes() is not None
+    return offers(store, Regrouping) and store.num_workers > 1 and min_processes() is not None
 
 
-def has_failed(store: MPI) -> bool:
+def has_failed(store: Any) -> bool:
     """Whether the exchanges of `store` have failed, for a lost process or for another reason."""
     try:
         store.check()
@@ -34,7 +35,7 @@ def has_failed(store: MPI) -> bool:
     return False
 
 
-def regroup(store: MPI) -> list[int]:
+def regroup(store: Any) -> list[int]:
     """Have `store` meet the processes that are left; all of them call it, with nothing in flight.
 
     Its ``rank`` and ``num_workers`` are others then; ``ranks`` are still the numbers that the processes began with.
@@ -50,7 +51,7 @@ def regroup(store: MPI) -> list[int]:
     progress = _regrouped(store._progress)
     lost = sorted({*before} - {*progress.ranks})
     store.take_part_in(progress)
-    contract.forget(store)
+    forget(store)
     separate_training.note_losses(progress.size)
     least = min_processes()
     if least is not None and progress.size < least:

@@ -34,6 +34,7 @@ from ..mxnet.trainers import (
     want_store,
     wanted_store,
 )
+from .contract import is_mxnets
 
 
 class _Known(NamedTuple):
@@ -127,11 +128,6 @@ def _move(trainer: Any, devices: list[mx.Context]) -> None:
         forget_store(trainer)
         make_store(trainer)
         fill_store(trainer)
-
-
-def is_mxnets(store: Any) -> bool:
-    """Whether it is a store of MXNet's for the devices of one process."""
-    return isinstance(store, mx.kv.KVStore) and "dist" not in store.type
 
 
 def reset_store(reset_in_mxnet: Callable[..., None], trainer: Any) -> None:

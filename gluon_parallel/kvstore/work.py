@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ExchangeError, WorkerLost
+from ..errors import WorkerLost
+from ..forks import at_exit, end_at_once
 from ..mxnet.arrays import addresses_of
 from ..mxnet.compat import mx
 from ..mxnet.engine import check, make_room, view
@@ -21,9 +22,8 @@ from ..mxnet.library import check_call
 from ..native import function, provide
 from ..native.records import C, address_of
 from . import flight_recorder
-from .environment import LIMIT, default_timeout
+from .environment import LIMIT, PATIENCE, default_timeout
 
-PATIENCE = 10  # limits to wait for a process that may evaluate or write, between two steps or at its end
 _AT_ONCE = 0.1  # seconds between two looks for Ctrl-C
 _left: list[Any] = []  # kept alive for the engine, whose writes may still be pending
 
@@ -42,6 +42,42 @@ def gave_up(
     whom = f"process {', '.join(map(str, ranks))}" if ranks else "the others"
     problem = f"{where}: {name} waited {seconds:.3g} s for {whom}"
     return flight_recorder.gave_up(problem, flight_recorder.advice(f"{advice}. A longer limit: {LIMIT}=seconds"), kind)
+
+
+def name_of(store: Any) -> str:
+    """The name of this process among those of a :class:`.Contract`, for errors."""
+    return f"process {store.ranks[store.rank]} of {store.num_workers}"
+
+
+def leave_without_waiting() -> None:
+    """At the program's end, leave with ``os._exit``: MXNet's exit, or MPI's, waits for others, who may never come."""
+    at_exit(lambda: end_at_once(1))
+
+
+def wait_until(
+    has_ended: Callable[[float], Any],
+    limit: float,
+    where: Callable[[], tuple[str, str]],
+    advice: str,
+    ranks: Sequence[int] = (),
+    kind: type[Exception] = WorkerLost,
+) -> None:
+    """Wait for other processes within a limit; what waits otherwise says in a comment why.
+
+    Args:
+        has_ended: waits for so many seconds at most, and returns whether the wait is over. What it raises ends the
+            wait, such as what has ended the exchanges.
+        limit: seconds.
+        where: returns what is waited for, and the name of the process that waits, for the error.
+        advice, ranks, kind: as of :func:`gave_up`.
+
+    Raises:
+        WorkerLost, or `kind`: it has not ended within the limit.
+    """
+    end = time.monotonic() + limit
+    while not has_ended(min(_AT_ONCE, limit)):
+        if time.monotonic() >= end:
+            raise gave_up(*where(), limit, advice, ranks, kind)
 
 
 class Work:
@@ -97,12 +133,12 @@ class Work:
         if _await(self._address, int(_AT_ONCE * 1e9) if limit is None else 0):
             return
         limit = PATIENCE * default_timeout() if limit is None else limit
-        end = time.monotonic() + limit
-        while not _await(self._address, math.ceil(min(_AT_ONCE, limit) * 1e9)):
-            if time.monotonic() >= end:
-                where = where or f"store {self._store.type!r}, {flight_recorder.RECORDER.words_of_key(self._key)}"
-                name = f"process {self._store.ranks[self._store.rank]} of {self._store.num_workers}"
-                raise gave_up(where, name, limit, advice, kind=kind)
+        store = self._store
+
+        def said() -> tuple[str, str]:
+            return where or f"store {store.type!r}, {flight_recorder.RECORDER.words_of_key(self._key)}", name_of(store)
+
+        wait_until(lambda seconds: _await(self._address, math.ceil(seconds * 1e9)), limit, said, advice, kind=kind)
 
     def __del__(self) -> None:
         if not self.has_ended():
@@ -131,30 +167,6 @@ def _tell(address: int) -> int:
 
 
 provide("arrived_above_zero", _tell, ctypes.c_int64)
-
-
-class Gathering(Work):
-    """Every process's vector, as 16 bits in each float32 of a row of its own: a sum that every store keeps.
-
-    MXNet's servers keep float64 as float32 whenever a variable that they forget to set happens to be true.
-    """
-
-    def __init__(self, store: Any, key: Hashable, vector: np.ndarray) -> None:
-        pieces = np.zeros((store.num_workers, vector.nbytes // 2), np.float32)
-        pieces[store.rank] = vector.view(np.uint16)
-        super().__init__(store, key, mx.nd.array(pieces, ctx=mx.cpu()))
-        self._dtype = vector.dtype
-
-    def rows(self) -> np.ndarray:
-        """The vectors by rank, when it has ended. ExchangeError: what came back is not what was sent."""
-        pieces = self.array.asnumpy()
-        if not ((pieces >= 0) & (pieces < 1 << 16) & (pieces == np.floor(pieces))).all():
-            raise ExchangeError(
-                f"the KVStore {self._store.type!r} did not return the sum of what the processes sent; a store that "
-                "runs the optimizer cannot: make the trainer with update_on_kvstore=False, or give the layer a store "
-                "of its own"
-            )
-        return pieces.astype(np.uint16).view(self._dtype)
 
 
 class NumberSum:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Optional
 
 from ..kvstore import heartbeat
+from ..kvstore.environment import PATIENCE
 from ..kvstore.flight_recorder.report import SAID
 from .logs import Logs
 from .member import Failure, Member, describe, status
@@ -16,7 +17,6 @@ _PATIENCE = 0.7  # part of the limit after which a silent process is given up; t
 _STOPPED = 0.5  # seconds between two looks after which this process was stopped itself
 _SECOND_THOUGHT = 1.5  # seconds in which a better explanation than "somebody ended it" may arrive
 _STOP = 0.4  # part of the limit in which processes that are asked to stop may save: 24 s, of Slurm's and Kubernetes' 30
-_ENDS = 10  # limits within which the last process has ended once the programs of all have
 _ENDED_EARLY = "ended its program with status 0 without leaving the group, as os._exit(0) does"
 _LEAVE = 10.0  # seconds that servers and mpirun get for leaving by themselves when all workers are done
 
@@ -259,9 +259,11 @@ class Decisions:
     def _look_for_the_end(self) -> None:
         here = [member for member in self.workers if member.return_code != 0 and not member.is_lost]
         if here:
-            if self._programs_done is not None and self._now - self._programs_done > _ENDS * self.timeout:
+            if self._programs_done is not None and self._now - self._programs_done > PATIENCE * self.timeout:
                 names = ", ".join(map(str, here))
-                message = f"{names} did not end within {_ENDS * self.timeout:g} s after the programs of all had ended"
+                message = (
+                    f"{names} did not end within {PATIENCE * self.timeout:g} s after the programs of all had ended"
+                )
                 self._fail(here[0].name, message, 1)
             return
         if self._workers_done is None:

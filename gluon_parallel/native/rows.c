@@ -66,6 +66,31 @@ static _Bool is_sent_directly(const HostExchange *exchange)
     return key->rows_of_hosts && exchange->host->num_hosts == 2 && exchange->num_read == 1 && key->dtype == wide(key->dtype);
 }
 
+/* The sum over this process's devices goes to its row, or stays in its only array, from where MPI sends it. */
+static void write_sum(const HostExchange *exchange, const Segment *segment, char *const *sources, int64_t num_devices, char *row)
+{
+    const Host *host = exchange->host;
+    const HostKey *key = exchange->key;
+    _Bool stays = is_sent_directly(exchange);
+    if (!stays)
+        sum_arrays(key->dtype, wide(key->dtype), sources, 0, num_devices, row + segment->offset, 0, segment->num_values);
+    if (key->rows_of_hosts && host->num_hosts == 2)
+        key->rows_of_hosts[0] = stays ? sources[0] : row;
+}
+
+/* Of a reduce-scatter, the sum over this process's devices goes to its row, for the owners of its parts. */
+static void write_parts(const HostExchange *exchange, const Segment *segment, char *const *sources, int64_t num_devices,
+                        char *row)
+{
+    const Host *host = exchange->host;
+    const int64_t *bounds = segment->bounds, dtype = exchange->key->dtype;
+    sum_arrays(dtype, dtype, sources, 0, num_devices, row + segment->offset, bounds[0], bounds[host->size]);
+    for (int64_t device = 0; exchange->releases && device < num_devices; device++) {
+        release(dtype, sources[device], bounds[0], bounds[host->rank]);
+        release(dtype, sources[device], bounds[host->rank + 1], bounds[host->size]);
+    }
+}
+
 /* Without bounds, an array is summed whole. With bounds, each process owns a part of it: in an all-gather it writes its
    own part to its row; in a reduce-scatter it writes all, and the owners add them up. */
 void arrive(HostExchange *exchange)
@@ -76,28 +101,14 @@ void arrive(HostExchange *exchange)
     char *row = key->rows[number % key->depth * host->size + host->rank];
     for (int64_t n = 0; n < exchange->num_segments; n++) {
         const Segment *segment = &exchange->segments[n];
-        char *const *sources = exchange->arrays + n * num_devices, *part_of_row = row + segment->offset;
         const int64_t *bounds = segment->bounds;
-        if (!bounds && is_sent_directly(exchange)) {
-            key->rows_of_hosts[0] = sources[0];
-            continue;
-        }
-        if (!bounds) {
-            sum_arrays(key->dtype, wide(key->dtype), sources, 0, num_devices, part_of_row, 0, segment->num_values);
-            if (key->rows_of_hosts && host->num_hosts == 2)
-                key->rows_of_hosts[0] = row;
-            continue;
-        }
-        int64_t own_begin = bounds[host->rank], own_end = bounds[host->rank + 1];
-        if (exchange->gathers) {
-            copy(key->dtype, sources[0], part_of_row, own_begin, own_end);
-            continue;
-        }
-        sum_arrays(key->dtype, key->dtype, sources, 0, num_devices, part_of_row, bounds[0], bounds[host->size]);
-        for (int64_t device = 0; exchange->releases && device < num_devices; device++) {
-            release(key->dtype, sources[device], bounds[0], own_begin);
-            release(key->dtype, sources[device], own_end, bounds[host->size]);
-        }
+        char *const *sources = exchange->arrays + n * num_devices;
+        if (!bounds)
+            write_sum(exchange, segment, sources, num_devices, row);
+        else if (exchange->gathers)
+            copy(key->dtype, sources[0], row + segment->offset, bounds[host->rank], bounds[host->rank + 1]);
+        else
+            write_parts(exchange, segment, sources, num_devices, row);
     }
     key->lines[host->rank].arrived = number;
     host->lines[host->rank].beat++;
@@ -137,6 +148,36 @@ void sum_part(HostExchange *exchange)
         ring_others(host, host->lines);
 }
 
+/* Each process has added up a part of the rows: read those of the others. */
+static void read_summed_parts(const Host *host, const HostKey *key, char *const *rows, char *out)
+{
+    for (int64_t rank = 0; rank < host->size; rank++)
+        if (rank != host->rank)
+            sum_arrays(wide(key->dtype), key->dtype, rows + rank, 0, 1, out, part_begin(host, key, rank),
+                       part_begin(host, key, rank + 1));
+}
+
+/* The sum of a whole array: of the rows of two or three hosts, of this one's rows, or MPI's, which is read. */
+static void read_sum(const Host *host, const HostKey *key, const Segment *segment, char *const *rows, char *out)
+{
+    int64_t num = host->num_hosts, offset = 0; /* one host: one array per row */
+    if (key->rows_of_hosts)
+        rows = key->rows_of_hosts, offset = segment->offset;
+    else if (host->num_hosts == 1)
+        num = host->size;
+    else
+        rows = &segment->result, num = 1;
+    sum_arrays(wide(key->dtype), key->dtype, rows, offset, num, out, 0, segment->num_values);
+}
+
+/* Of an all-gather: read the parts of the other owners. */
+static void read_parts(const Host *host, const HostKey *key, const Segment *segment, char *const *rows, char *out)
+{
+    for (int64_t rank = 0; rank < host->size; rank++)
+        if (rank != host->rank)
+            copy(key->dtype, rows[rank] + segment->offset, out, segment->bounds[rank], segment->bounds[rank + 1]);
+}
+
 void leave(HostExchange *exchange)
 {
     Host *host = exchange->host;
@@ -148,21 +189,13 @@ void leave(HostExchange *exchange)
         char **outs = exchange->arrays + exchange->num_read + n * num_devices;
         const int64_t *bounds = segment->bounds;
         int64_t begin = 0, end = segment->num_values;
-        if (key->sums_parts) { /* the other processes' parts of the sum */
-            for (int64_t rank = 0; rank < host->size; rank++)
-                if (rank != host->rank)
-                    sum_arrays(wide(key->dtype), key->dtype, rows + rank, 0, 1, outs[0], part_begin(host, key, rank),
-                               part_begin(host, key, rank + 1));
-        } else if (!bounds && key->rows_of_hosts) { /* two or three hosts: their rows are added up here */
-            sum_arrays(wide(key->dtype), key->dtype, key->rows_of_hosts, segment->offset, host->num_hosts, outs[0], begin, end);
-        } else if (!bounds) { /* one host: one array per row, so offset 0 */
-            char *const result = segment->result, *const *sources = host->num_hosts == 1 ? rows : &result;
-            sum_arrays(wide(key->dtype), key->dtype, sources, 0, host->num_hosts == 1 ? host->size : 1, outs[0], begin, end);
-        } else if (exchange->gathers) { /* all-gather: the other owners' parts */
+        if (key->sums_parts) {
+            read_summed_parts(host, key, rows, outs[0]);
+        } else if (!bounds) {
+            read_sum(host, key, segment, rows, outs[0]);
+        } else if (exchange->gathers) {
             begin = bounds[0], end = bounds[host->size];
-            for (int64_t rank = 0; rank < host->size; rank++)
-                if (rank != host->rank)
-                    copy(key->dtype, rows[rank] + segment->offset, outs[0], bounds[rank], bounds[rank + 1]);
+            read_parts(host, key, segment, rows, outs[0]);
         } else { /* reduce-scatter: the own part */
             begin = bounds[host->rank], end = bounds[host->rank + 1];
             sum_arrays(key->dtype, key->dtype, rows, segment->offset, host->size, outs[0], begin, end);

@@ -15,6 +15,7 @@ from ..errors import ArrayMismatch, CompressionFault, GradientUnavailable, warn
 from ..kvstore.contract import is_distributed
 from ..kvstore.factory import kind_of
 from ..kvstore.mpi.plan import plan_buckets
+from ..kvstore.protocols import Hooks, offers
 from ..kvstore.survival import survives
 from ..mxnet.attached import Attached
 from ..mxnet.compat import mx
@@ -47,7 +48,7 @@ def connect(trainer: mx.gluon.Trainer, hook: Any, store: Any) -> HookedSum | Non
     if compression_of(trainer):
         raise ValueError(f"{where}: the trainer has compression_params={compression_of(trainer)!r}; use one of them")
     kind = kind_of(store)
-    if not kind.takes_hooks:
+    if not offers(kind, Hooks) and (kind is not None or is_distributed(store)):
         raise ValueError(
             f"{where}: hooks need the store mpi, and the trainer's is {getattr(store, 'type', store)!r}; leave it "
             "out, or start the processes with gluon-parallel launch and make the store by gp.kvstore.create('mpi')"

@@ -14,9 +14,9 @@ import numpy as np
 from ..allreduce import CopySums, broadcast, gradients
 from ..allreduce.copy_sums import push_sums
 from ..allreduce.marks import Marks, get_marks, set_marks, watch
-from ..kvstore.base import Store
-from ..kvstore.contract import Plan, contract, is_distributed
+from ..kvstore.contract import Plan, adds_up_copies, contract
 from ..kvstore.environment import launched_group
+from ..kvstore.protocols import Rows, offers, summing_for
 from ..kvstore.trainer_parameters import follow_parameters
 from ..mxnet.attached import Attached
 from ..mxnet.compat import mx
@@ -164,7 +164,7 @@ class Reducer:
             for record in sums.records:
                 check_call(push_sums(record, 0))
         elif compression_of(trainer) and store is not None:
-            with store.summing_for(trainer):
+            with summing_for(store, trainer):
                 sums.push()
         else:
             sums.push()
@@ -172,16 +172,16 @@ class Reducer:
     def _chosen(self, trainer: mx.gluon.Trainer, places: Sequence[int]) -> Plan | CopySums | None:
         """What sums the gradients at these places together, by the trainer's present store; None: that takes each."""
         store = store_of(trainer)
-        if isinstance(store, Store):
-            return self._plan_for(store, places)
-        is_mxnets = type(store) is mx.kv.KVStore and store.type in ("local", "device") and not is_distributed(store)
-        if store is None or (is_mxnets and not updates_on_store(trainer) and not compression_of(trainer)):
+        if updates_on_store(trainer):
+            return None
+        if store is None or (adds_up_copies(store) and not compression_of(trainer)):
             sums = CopySums([self.gradients[place] for place in places], are_plain=len(places) == len(self.places))
             if store is None or sums.is_all_in_c:
                 return sums
-        return None
+        is_dense = all(self.gradients[place][0].stype == "default" for place in places)
+        return self._plan_for(store, places) if is_dense or offers(store, Rows) else None
 
-    def _plan_for(self, store: Store, places: Sequence[int]) -> Plan:
+    def _plan_for(self, store: Any, places: Sequence[int]) -> Plan:
         """Dense gradients first, for row_sparse ones are waited for."""
         is_dense = [self.gradients[place][0].stype == "default" for place in places]
         order = [place for place, dense in zip(places, is_dense) if dense]

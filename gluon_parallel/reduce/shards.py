@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from ..errors import CheckpointError
 from ..kvstore.contract import contract, is_distributed
+from ..kvstore.protocols import summing_for
 from ..kvstore.trainer_parameters import fix_devices
 from ..mxnet.attached import replace_method
 from ..mxnet.compat import mx
@@ -160,8 +161,8 @@ class Shards:
         trained = [number for number, one in enumerate(parameters_of(self._trainer)) if one.grad_req != "null"][::-1]
         arrays = [parameters_of(self._trainer)[number].list_grad() for number in trained]
         bounds = [self._bounds[number][0] for number in trained]
-        store = contract(store_of(self._trainer))
-        with store.summing_for(self._trainer):
+        store: Any = contract(store_of(self._trainer))
+        with summing_for(store, self._trainer):
             store.sum_parts(trained, arrays, bounds, whole)
 
     def of_devices(self, reducer: Reducer, places: Sequence[int]) -> list[tuple[list, list, list]]:
@@ -197,7 +198,7 @@ class Shards:
         """
         if is_distributed(store_of(self._trainer)):
             bounds = [self._bounds[number][0] for number in numbers]
-            contract(store_of(self._trainer)).gather_parts(numbers, arrays, bounds)
+            store_of(self._trainer).gather_parts(numbers, arrays, bounds)
 
     def _pieces_of(self, number: int, weights: list[mx.nd.NDArray], gradients: list[mx.nd.NDArray]) -> list[_Piece]:
         pieces = []

@@ -10,8 +10,9 @@ import numpy as np
 from .. import kvstore
 from ..errors import GradientUnavailable
 from ..kvstore.collective import committing
-from ..kvstore.contract import contract, state_of
-from ..kvstore.handshake import signature
+from ..kvstore.contract import contract
+from ..kvstore.handshake import agree, signature
+from ..kvstore.state import state_of
 from ..kvstore.trainer_parameters import follow_parameters
 from ..mxnet.blocks import parameters_by_structure
 from ..mxnet.compat import mx
@@ -129,7 +130,7 @@ def broadcast_others(net: mx.gluon.Block, trainer: mx.gluon.Trainer, store: mx.k
     held = [
         f"{_said(one, names)} as the trainer's parameter {number}" for number, one in enumerate(parameters_of(trainer))
     ]
-    ours.agree([*held, *(f"{_said(one, names)} outside of the trainer" for one in others)], _SAME_ORDER)
+    agree(ours, [*held, *(f"{_said(one, names)} outside of the trainer" for one in others)], _SAME_ORDER)
     for one in others:
         if has_values(one):
             key = next(state_of(ours).new_keys)

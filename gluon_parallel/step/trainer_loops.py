@@ -16,10 +16,8 @@ import numpy as np
 
 from ..allreduce import gradients as fresh
 from ..errors import GradientUnavailable, InexactUpdate, warn
-from ..kvstore.base import Store
 from ..kvstore.collective import committing
-from ..kvstore.contract import contract, is_distributed
-from ..kvstore.servers import Servers
+from ..kvstore.contract import contract, is_distributed, is_ours
 from ..kvstore.trainer_parameters import follow_parameters
 from ..mxnet.attached import Attached
 from ..mxnet.compat import mx
@@ -198,7 +196,7 @@ def _sends_zeros(trainer: Any) -> bool:
 def _reached(trainer: Any, loop: _Loop, reducer: Reducer, own: Sequence[int]) -> Sequence[int]:
     """The places of the parameters to sum: those that the losses of any process have reached, where they can tell."""
     store = store_of(trainer)
-    if _sends_zeros(trainer) or (is_distributed(store) and not isinstance(store, (Store, Servers))):
+    if _sends_zeros(trainer) or (is_distributed(store) and not is_ours(store)):
         return reducer.places
     if not is_distributed(store) or _updates_on_store(trainer):
         return own

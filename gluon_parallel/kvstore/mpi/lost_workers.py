@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from ...native.records import C
 from .. import flight_recorder, heartbeat
-from ..environment import MIN_PROCESSES
+from ..environment import MIN_PROCESSES, PATIENCE
 from ..flight_recorder.stack import of_this_process
-from ..work import PATIENCE, gave_up
+from ..work import gave_up
 from .agreement import key_in_words
 from .processor_time import ProcessorTime, time_so_far
 from .transport import ANSWERED, ASKED, FAILED, LEFT, Message

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...mxnet.compat.array_types import BFLOAT16
 from ...native import function
 from ...native.records import address_of
 from ..flight_recorder import RECORDER
-from .shared_memory.rows import DTYPES
 
 if TYPE_CHECKING:
     from .agreement import ProcessGroup
 
+DTYPES = *map(np.dtype, ("float32", "float64", "int32", "float16")), BFLOAT16  # by their numbers in `sums.h`
 TWO_OR_THREE, MOST = 3, 1 << 30  # processes that send whole arrays to each other, of fewer bytes than this
 
 

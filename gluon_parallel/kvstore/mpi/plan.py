@@ -15,8 +15,9 @@ from ...mxnet.engine import failures, make_plain
 from ...mxnet.library import check_call
 from ...native import function
 from ...native.records import address_of
-from ..contract import Arrays, Keys, Plan
+from ..contract import Plan
 from ..flight_recorder import RECORDER
+from ..protocols import Arrays, Keys
 from .shared_memory.sums import KeySums, SharedSum
 
 _ALONE = 1 << 20  # bytes from which on an array travels by itself

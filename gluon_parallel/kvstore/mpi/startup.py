@@ -22,9 +22,9 @@ from ...mxnet.engine import settle
 from ...mxnet.engine.failures import is_reported
 from ...native import ends_within
 from .. import flight_recorder, heartbeat
-from ..environment import ALONE, LIMIT, MIN_PROCESSES, default_timeout, refuse_if_alone
-from ..handshake import SAME_VERSIONS, differ, leave_without_waiting, spelled, version, words_of
-from ..work import PATIENCE
+from ..environment import ALONE, LIMIT, MIN_PROCESSES, PATIENCE, default_timeout, refuse_if_alone
+from ..handshake import SAME_VERSIONS, differ, spelled, version, words_of
+from ..work import leave_without_waiting
 from .pmix import follow_launcher
 from .progress_engine import ProgressEngine
 from .shared_memory.memory import map_memory

@@ -15,9 +15,9 @@ from ...mxnet.compat import mx
 from ...mxnet.compat.array_types import as_legacy
 from ...mxnet.engine import make_plain, push_async, view
 from ..base import Store
-from ..contract import Arrays, Bounds, Keys
 from ..flight_recorder import RECORDER
 from ..handshake import signature as signature_of
+from ..protocols import Arrays, Bounds, Keys
 from ..reserved_keys import FIRST_COUNT
 from .operations import Operation, bytes_of
 from .plan import SumPlan, are_on_host
@@ -62,7 +62,6 @@ class MPI(Store):
     _ending: weakref.finalize | None = None  # has the store's shared memory used again
 
     type = "mpi"
-    has_groups = reduces = gathers_parts = compresses = sums_rows = takes_hooks = True
 
     def __init__(self, progress: ProgressEngine | None = None, number: int | str | None = None) -> None:
         self._progress = progress_engine() if progress is None else progress
@@ -214,10 +213,7 @@ class MPI(Store):
         written = [*outs, self._orders[name]]
         push_async(ready, read=values, write=written, name=f"gluon_parallel.mpi {key}", priority=priority)
 
-    def prepare_gather(self, key: Hashable, length: int) -> None:
-        """Nothing: a key is prepared when it is gathered."""
-
-    def gather(self, key: Hashable, vector: np.ndarray, timeout: float | None = None) -> np.ndarray:
+    def gather(self, key: Hashable, vector: np.ndarray) -> np.ndarray:
         """Every process's `vector`, by rank; waits for all, without an array or the engine.
 
         Args:
@@ -233,9 +229,6 @@ class MPI(Store):
             return shared.gather(vector)
         name, signature = self._names("g", key, vector)
         return self._progress.gather(name, signature, vector)
-
-    def _gathered(self, key: Hashable, vector: np.ndarray, *_: Any, **__: Any) -> np.ndarray:
-        return self.gather(key, vector)
 
     def allgather(self, key: Hashable, value: Any, out: Any, priority: int = 0) -> None:
         """Row r of `out` becomes the `value` of process r, when those are ready; returns at once.

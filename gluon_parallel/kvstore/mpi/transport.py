@@ -17,8 +17,7 @@ import numpy as np
 
 from ...errors import WorkerLost
 from ..environment import MIN_PROCESSES
-from ..handshake import leave_without_waiting
-from ..work import gave_up
+from ..work import leave_without_waiting, wait_until
 
 FAILED, LEFT, ASKED, ANSWERED = range(1, 5)  # what a message says; an agreement on keys has two kinds of its own
 PACKET = 71  # MPI's tag
@@ -115,19 +114,24 @@ def made_within_limit(progress: Any, make: Callable[[], Any]) -> Any:
             failures.append(error)
 
     thread = threading.Thread(target=run, name="gluon_parallel.communicator", daemon=True)
+
+    def has_ended(seconds: float) -> bool:
+        thread.join(seconds)
+        return not thread.is_alive()
+
     thread.start()
-    thread.join(progress.timeout)
-    if made:
-        return made[0]
+    advice = "Every process must make the same groups in the same order; look at their output"
+    try:
+        wait_until(has_ended, progress.timeout, lambda: ("store 'mpi', a new group", progress.name), advice)
+    except WorkerLost as error:
+        leave_without_waiting()
+        progress.fail(error, tell=False)  # the thread that waits in MPI keeps the lock: nothing can be sent any more
+        raise
     if failures:
         if MIN_PROCESSES not in os.environ:  # else the others may go on without the process that is lost
             leave_without_waiting()
         raise WorkerLost(f"store 'mpi', {progress.name}: MPI made no new group: {failures[0]}") from failures[0]
-    leave_without_waiting()
-    advice = "Every process must make the same groups in the same order; look at their output"
-    error = gave_up("store 'mpi', a new group", progress.name, progress.timeout, advice)
-    progress.fail(error, tell=False)  # the thread that waits in MPI keeps the lock: nothing can be sent any more
-    raise error
+    return made[0]
 
 
 _libc = ctypes.CDLL(None)  # called this way it lets go of the interpreter's lock as well

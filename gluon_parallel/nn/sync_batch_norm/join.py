@@ -12,8 +12,8 @@ import numpy as np
 from ...errors import BarrierBroken, BarrierTimeout, ExchangeError
 from ...kvstore.collective import gather
 from ...kvstore.contract import contract, is_distributed
-from ...kvstore.environment import default_timeout
-from ...kvstore.work import PATIENCE
+from ...kvstore.environment import PATIENCE, default_timeout
+from ...kvstore.work import name_of, wait_until
 from ...mxnet.blocks import options_of
 from ...mxnet.compat import mx
 from ...mxnet.device_threads.thread import thread_of
@@ -22,6 +22,10 @@ from .layer import SyncBatchNorm
 from .participants import groups_of, restart
 
 _NAME = "a training step in which a process has no samples"  # for errors
+_ADVICE = (
+    "SyncBatchNorm layers beside the net must be part of it, or of a loss that is a block, or have no kvstore. "
+    "Otherwise look for an error in another process"
+)
 _PAUSE = 0.001  # seconds between two gatherings
 
 
@@ -115,18 +119,9 @@ class Join:
         outputs: dict[tuple[Any, float], list] = {}  # by sync group and number of a call
         backward = set()  # the same, of those that have gone backward
         ranks = list(contract(self._store).ranks)
-        limit, since, before = PATIENCE * default_timeout(), time.monotonic(), np.empty(0)
+        rows = np.empty(0)
         while True:
-            rows = self._gather(True)
-            if not np.array_equal(rows, before):
-                since, before = time.monotonic(), rows
-            elif time.monotonic() > since + limit:
-                raise BarrierTimeout(
-                    f"{_NAME}: for {limit:g} s, the other processes have neither begun an exchange of the net's "
-                    "SyncBatchNorm layers nor ended the step. Such layers beside the net must be part of it, or of a "
-                    "loss that is a block, or have no kvstore. Otherwise look for an error in another process, or "
-                    "raise GLUON_PARALLEL_TIMEOUT"
-                )
+            rows = self._gather_other_than(rows)
             words = rows[:, 1:].reshape(len(rows), len(self._layers), 2, 2)
             for place, (group, layer) in enumerate(self._layers.items()):
                 members = [ranks.index(rank) for rank in contract(group.store).ranks if rank in ranks]
@@ -154,6 +149,22 @@ class Join:
                         outputs[group, call] = _forward(layer)
             if rows[:, 0].all() or any(group.rendezvous.failure is not None for group in self._layers):
                 return
+
+    def _gather_other_than(self, before: np.ndarray) -> np.ndarray:
+        """:meth:`_gather`, again and again until a process has begun an exchange, or ended the step."""
+        rows = before
+
+        def has_changed(_: float) -> bool:  # each gathering waits for all, and within the limit
+            nonlocal rows
+            rows = self._gather(True)
+            return not np.array_equal(rows, before)
+
+        where = f"{_NAME}: no exchange of the net's SyncBatchNorm layers has begun, and the step has not ended"
+        wait_until(
+            has_changed, PATIENCE * default_timeout(), lambda: (where, name_of(contract(self._store))), _ADVICE,
+            kind=BarrierTimeout,
+        )  # fmt: skip
+        return rows
 
     def _gather(self, has_ended: bool) -> np.ndarray:
         """A row of each process: whether its passes have ended, and for each layer and direction (begun, last call)."""

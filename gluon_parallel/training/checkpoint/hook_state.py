@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ...archive import Archive, described
@@ -9,6 +11,7 @@ from ...communication_hooks import StatefulHook
 from ...communication_hooks.hook import HOOKS, RESTORED
 from ...errors import CheckpointError
 from ...kvstore.contract import contract
+from ...kvstore.protocols import Compression, offers
 from ...mxnet.compat import mx
 from ...mxnet.compat.array_types import BFLOAT16
 from ...mxnet.trainers import compression_of, parameters_of, store_of
@@ -33,12 +36,13 @@ def state_of_hook(trainer: mx.gluon.Trainer, names: list[str]) -> dict[str, np.n
         own = {_ERRORS + names[number]: error for number, error in sorted(hook.errors.items())}
         found = {_SHARED + names[number]: array.asnumpy() for number, array in hook.shared.items()}
     else:
-        residuals = contract(store).residuals(trainer)
+        residuals = store.residuals(trainer) if offers(store, Compression) else {}
         own = {_RESIDUALS + names[key]: _copy(residuals[key]) for key in range(len(names)) if key in residuals}
         found = {}
+    hooks: Any = contract(store)  # of this process alone, too
     for key, array in own.items():
-        rows = mx.nd.empty((store.num_workers, *array.shape), dtype=array.dtype)
-        store.allgather(key, array, rows)
+        rows = mx.nd.empty((hooks.num_workers, *array.shape), dtype=array.dtype)
+        hooks.allgather(key, array, rows)
         found[key] = rows.asnumpy()
     return found
 
@@ -80,7 +84,8 @@ def restore_hook(archive: Archive, trainer: mx.gluon.Trainer, names: list[str]) 
         RESTORED.set(trainer, restored)
     else:
         hook.errors, hook.shared = restored
-    contract(store).set_residuals({number: part(rows).copy() for number, rows in residuals.items()}, trainer)
+    if offers(store, Compression):
+        store.set_residuals({number: part(rows).copy() for number, rows in residuals.items()}, trainer)
 
 
 def _hook_of(trainer: mx.gluon.Trainer) -> StatefulHook | None:

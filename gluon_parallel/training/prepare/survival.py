@@ -14,9 +14,9 @@ from ... import kvstore
 from ...allreduce import gradients
 from ...errors import LOG, GradientUnavailable
 from ...kvstore import heartbeat
-from ...kvstore.base import Store
-from ...kvstore.collective import gather, gather_objects
+from ...kvstore.collective import SURVIVALS, gather, gather_objects
 from ...kvstore.contract import contract
+from ...kvstore.protocols import Regrouping, offers
 from ...mxnet.compat import mx
 from ...mxnet.engine.failures import drop_tracebacks
 from ...mxnet.parameters import forget_call_with_first_values, has_values, is_differentiable
@@ -125,8 +125,8 @@ class Survival:
         self._done: tuple[bool, Any] = False, None  # whether number `_num_done` was an update, and its result
         self._is_inside = self._has_updated = False
         self._survives = kvstore.survives(store)
-        if isinstance(store, Store):
-            store.survival = self
+        if offers(store, Regrouping):
+            SURVIVALS.set(store, self)
         if self._survives:
             heartbeat.send(heartbeat.GOES_ON)
 

@@ -23,9 +23,10 @@ from ....native.records import C, address_of
 from ...flight_recorder import RECORDER
 from ...flight_recorder.ring import NUM_WORDS, host
 from ..agreement import ProcessGroup, key_of
+from ..operations import DTYPES
 from ..progress_engine import OF_LEADERS
 from ..transport import made_within_limit
-from .rows import DTYPES, LINE, TWICE
+from .rows import LINE, TWICE
 
 if TYPE_CHECKING:
     from ..progress_engine import ProgressEngine

@@ -10,7 +10,8 @@ import numpy as np
 
 from ....mxnet.engine import check, make_plain
 from ....native.records import C, address_of
-from ...contract import Arrays, Bounds, Keys
+from ...handshake import compare_once
+from ...protocols import Arrays, Bounds, Keys
 from ..plan import Pushes, are_on_host
 from .rows import PARTS
 from .sums import KeySums, SharedSum
@@ -98,7 +99,7 @@ def exchange_in_shared_memory(
 
     Args:
         store: the store.
-        keys, arrays, bounds: as of :meth:`.Contract.gather_parts`.
+        keys, arrays, bounds: as of :meth:`.Parts.gather_parts`.
         stages: (gathers, releases) of each :meth:`.SharedParts.exchange_parts`, one after the other.
 
     Returns:
@@ -123,7 +124,7 @@ def exchange_in_shared_memory(
         chosen = [arrays[one] for one in numbers], [bounds[one] for one in numbers]
         parts = shared.rows_of(SharedParts, f"{store._number}a:arrays of {dtype}".encode(), b"", None, dtype)
         if not parts.knows(*chosen, *stages[0]):  # its rows are those of all arrays: nothing else compares these
-            store.compare_once([keys[one] for one in numbers], *chosen)
+            compare_once(store, [keys[one] for one in numbers], *chosen)
         store.parts.add(parts)
         parts.exchange_parts(*chosen, stages)
     return others

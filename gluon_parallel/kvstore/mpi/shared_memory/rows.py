@@ -11,15 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from ....mxnet.compat.array_types import BFLOAT16
 from ....native import function, locked, new_mutex, unlocked
 from ....native.records import C, address_of
 from ...exchange import combine
 from ...flight_recorder import RECORDER
 from ..lost_workers import BETWEEN
+from ..operations import DTYPES
 
 LINE = ctypes.sizeof(C.Line)
-DTYPES = *map(np.dtype, ("float32", "float64", "int32", "float16")), BFLOAT16  # by their numbers in `sums.h`
 PARTS = DTYPES[:3]  # of arrays that are exchanged in parts
 TWICE = 64 * 1024  # bytes up to which a key has two rows per process, so that nobody waits for a slow reader
 

@@ -21,9 +21,9 @@ from ....native import provide
 from ....native.records import C, address_of
 from ..agreement import key_of
 from ..lost_workers import BETWEEN
-from ..operations import PairwiseExchange, allreduce, are_few
+from ..operations import DTYPES, PairwiseExchange, allreduce, are_few
 from ..python_sums import CompressedSum
-from .rows import DTYPES, Rows
+from .rows import Rows
 
 if TYPE_CHECKING:
     from ..python_sums import Half, TwoBits
