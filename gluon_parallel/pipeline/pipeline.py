@@ -226,7 +226,7 @@ class Pipeline(TrainingStep):
         self._place()
 
     def _order(self) -> str:
-        return "gpipe" if self._losses.needs_all else self.order
+        return "gpipe" if self._parts else self.order  # the counts of all micro-batches come first
 
     def _take(self, loss: Callable[..., Nested], trainer: mx.gluon.Trainer) -> None:
         """Prepare a trainer, or a loss of other parts, that the last step did not have."""
@@ -270,7 +270,7 @@ class Pipeline(TrainingStep):
         count, order = self.num_micro_batches, self._order()
         counts = pass_counts(self.stages, count)
         seed = draw_seed() if self.recompute and any(map(draws_random_numbers, self.stages)) else None
-        step_loss = StepLoss(self._loss, self._losses, self.loss_scaling.scale)
+        step_loss = StepLoss(self._loss, self._reduction, self._sums, self.loss_scaling.scale)
         flows = []
         with mx.autograd.train_mode(), accumulating(trainable(self._trainer)):
             for number, size in enumerate(shard_sizes(num, len(self.replicas))):

@@ -21,11 +21,11 @@ from ..nn.sync_batch_norm.participants import groups_of, start_anew
 from ..nn.sync_batch_norm.sync_group import SyncGroup
 from ..reduce.hooked_sum import connect
 from ..reduce.shards import shard
-from ..sample_loss import LossPerSample
+from ..sample_loss import backward_per_sample, check_reduction
 from ..split import as_devices, cut, map_arrays, num_samples, shard_sizes
 from . import checks, first_step
 from .custom_split import check_shards
-from .losses import LossOfParts
+from .losses import SumsOfParts, backward_of_parts
 from .precision import LossScaling, refuse_unsupported
 from .update import Update, UpdateOptions
 
@@ -47,10 +47,11 @@ class TrainingStep:
 
     def __init__(self, net: mx.gluon.Block, reduction: str | None, options: UpdateOptions) -> None:
         checks.check_update(options.accumulate, options.clip_global_norm)
+        check_reduction(reduction)
         self.net, self.num_samples = net, 0
         self._blocks = net  # with the loss, where it has layers too
         self._reduction, self._parts, self._update_options = reduction, (), options
-        self._losses: LossPerSample = LossPerSample(reduction)
+        self._sums: SumsOfParts | None = None  # of a loss of parts, from the first step on
         self._update: Update | None = None  # until the first step
 
     @property
@@ -59,7 +60,7 @@ class TrainingStep:
 
         {name: array of one value}; reading them waits for that step's forward pass.
         """
-        return self._losses.parts
+        return {} if self._sums is None else self._sums.values
 
     def update(self) -> None:
         """Update with the gradients accumulated so far; :meth:`step` does when they are complete.
@@ -100,7 +101,7 @@ class TrainingStep:
             if num:
                 mean = self._run(shards, num)
             else:  # the others' layers meet this process too, and its gradients are zero
-                update.follow(lambda: self._losses.add_nothing(device))
+                update.follow(device)
                 mean = as_current(sum(self.parts.values(), mx.nd.zeros(1, ctx=device)))
         except BaseException as error:  # Ctrl-C too
             for group in groups_of(self._blocks):  # whose devices wait for no other then
@@ -119,8 +120,8 @@ class TrainingStep:
         """Give all processes the same weights, and make the update; the arguments are those of what this calls."""
         first_step.broadcast_weights(self._blocks, trainer, run)
         store = store_of(trainer)
-        self._losses = LossOfParts(self._parts, store) if self._parts else LossPerSample(self._reduction)
-        self._update = Update(self._blocks, trainer, self._losses, self.loss_scaling, compared, self._update_options)
+        self._sums = SumsOfParts(self._parts, store) if self._parts else None
+        self._update = Update(self._blocks, trainer, self._sums, self.loss_scaling, compared, self._update_options)
         checks.warn_of_statistics(self._blocks, num_parts, store, words)
 
 
@@ -316,11 +317,11 @@ class DataParallel(TrainingStep):
         scale = 1.0 if scaler is None else self.loss_scaling.scale
         if self._groups is None or len(devices) < len(self.devices):
             with participants(self._blocks, devices):  # layers do not wait for other devices, which have no samples
-                mean = self._losses.backward(run, shards, sizes, devices, scale)
+                mean = self._go_backward(run, shards, sizes, devices, scale)
         else:
             if self._groups:
                 start_anew(self._groups)
-            mean = self._losses.backward(run, shards, sizes, devices, scale)
+            mean = self._go_backward(run, shards, sizes, devices, scale)
         if self._is_converted and contract(store_of(self.trainer)).rank == 0:  # once, not once per process
             say_what_was_converted(self.net)
         if not self._has_checked_labels:  # the first step
@@ -333,6 +334,11 @@ class DataParallel(TrainingStep):
         self._is_converted, self._has_checked_labels = False, True
         self.outputs = [returned[id(inputs)] for inputs, _ in shards]
         return mean
+
+    def _go_backward(self, run: Any, shards: list, sizes: list[int], devices: list, scale: float) -> mx.nd.NDArray:
+        if self._sums is not None:
+            return backward_of_parts(run, shards, sizes, devices, scale, self._sums)
+        return backward_per_sample(run, shards, sizes, devices, scale, self._reduction)
 
     def _call(self, inputs: tuple, labels: tuple) -> tuple[Nested, Nested]:
         """What the net returns, and the loss."""

@@ -18,8 +18,8 @@ from ..nn.sync_batch_norm.join import Join, refuse_graphs
 from ..reduce.hooked_sum import HookedSum
 from ..reduce.reducer import Reducer, reducer_of, update_copies
 from ..reduce.step_header import StepHeader, header_of
-from ..sample_loss import LossPerSample
 from . import checks
+from .losses import SumsOfParts
 from .precision import LossScaling
 from .weight_checks import FiniteWeights, WeightsComparison
 
@@ -40,12 +40,12 @@ class Update:
         self,
         net: mx.gluon.Block,
         trainer: mx.gluon.Trainer,
-        losses: LossPerSample,
+        parts: SumsOfParts | None,
         loss_scaling: LossScaling,
         shard: Nested | None,
         options: UpdateOptions,
     ) -> None:
-        self._trainer, self._losses, self._loss_scaling, self._options = trainer, losses, loss_scaling, options
+        self._trainer, self._parts, self._loss_scaling, self._options = trainer, parts, loss_scaling, options
         self._comparison = WeightsComparison(net, trainer, shard)
         self._survival = committing(trainer)  # of lost processes
         updates_before = 0 if self._survival is None else self._survival.num_updates
@@ -66,12 +66,13 @@ class Update:
         if self._joins:
             self._send(num_samples, self._join.begin_step if num_samples else None)
 
-    def follow(self, launch: Callable[[], object]) -> None:
-        """A step without samples: take part in that of the others, after ``launch()``; leaves gradients of zero."""
+    def follow(self, device: mx.Context) -> None:
+        """A step without samples: take part in that of the others; leaves gradients of zero."""
         refuse_graphs(self._net)
         if self._joins:
             mx.nd.waitall()  # so that no call of this process is in flight
-        launch()
+        if self._parts is not None:
+            self._parts.add_nothing(device)
         if self._joins and self._receive()["idle"] < contract(store_of(self._trainer)).num_workers:
             self._join.follow()
         if not self._options.ignore_stale_grad:  # otherwise the other processes send which parameters they have reached
@@ -139,7 +140,7 @@ class Update:
             num = self._num_samples if header is None else self._num_of_all
             if not num:
                 checks.refuse_no_samples()
-            num = 1 if self._losses.is_divided else num
+            num = 1 if self._parts is not None else num  # those are divided by their counts already
             if hook is not None:
                 hook.sum([reducer.parameters[place] for place in places], num * self._loss_scaling.scale)
 
