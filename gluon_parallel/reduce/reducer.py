@@ -6,7 +6,7 @@ All that makes steps uses it: ``DataParallel``, pipelines, and loops that are wr
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -40,6 +40,7 @@ from .update_order import among_others, counts_of, one_by_one
 T = TypeVar("T")
 _reducers: Attached[Reducer] = Attached("reducer")  # of trainers
 _shards: Attached[Any] = Attached("shards")  # of trainers whose optimizer's state is divided, see :mod:`.shards`
+_hooks: Attached[Any] = Attached("hooked_sum")  # of trainers with a communication hook, see :mod:`.hooked_sum`
 
 
 class Reducer:
@@ -52,6 +53,7 @@ class Reducer:
         of_devices: for each device (gradients, weights), lists of arrays in the order of the parameters.
         weights, gradients: their arrays, one list per parameter, one array per device.
         shards: how the optimizer's state is divided; None if every device keeps all of it.
+        hook: what sums the gradients of steps by a communication hook; None if there is none.
         marks: (parameters, devices), which gradients were fresh when :meth:`all_fresh` was called last.
     """
 
@@ -71,7 +73,7 @@ class Reducer:
         self._record, self._fresh = self._marks.record, address_of(self.marks)
         self._sums: Plan | CopySums | None = None  # what sums all gradients together, over this store
         self._store: Any = None
-        self.shards = shards_of(trainer)
+        self.shards, self.hook = shards_of(trainer), _hooks.of(trainer)
         self.of_devices = [*zip(map(list, zip(*self.gradients)), map(list, zip(*self.weights)))]
         self.devices = list({array.ctx: None for arrays in self.weights for array in arrays})
 
@@ -133,6 +135,12 @@ class Reducer:
             self.zero_stale(places)
             self.mark(True, places)
 
+    def discard(self) -> None:
+        """Discard the gradients of the last sum, which no update uses: a hook takes back what it kept of them."""
+        self.forget()
+        if self.hook is not None:
+            self.hook.undo()
+
     def refuse_second_sum(self, places: Sequence[int]) -> None:
         """As :func:`.gradients.refuse_second_sum`, of each parameter."""
         for place in places if self._adds else ():
@@ -149,9 +157,27 @@ class Reducer:
         found = [place for place in self.places if place in reached or self.parameters[place] in gradients.summed]
         return self.places if len(found) == len(self.places) else found
 
-    def sum(self, trainer: mx.gluon.Trainer, places: Sequence[int]) -> None:
-        """Sum the gradients at these places over devices and processes; where the trainer's store updates, update."""
+    def sum(
+        self,
+        trainer: mx.gluon.Trainer,
+        places: Sequence[int],
+        divisor: Callable[[], float] | None = None,
+        whole: bool = True,
+    ) -> None:
+        """Sum the gradients at these places over devices and processes; where the trainer's store updates, update.
+
+        Args:
+            divisor: returns what an update divides the sums by, which a communication hook needs to know; None in a
+                loop that says it later, where sums are exact.
+            whole: every process gets the whole sums; otherwise, of a sharded state, those of what it owns.
+        """
         store, sums = store_of(trainer), self._sums
+        if self.hook is not None and divisor is not None:
+            self.hook.sum([self.parameters[place] for place in places], divisor())
+            return
+        if self.shards is not None and not whole and is_distributed(store):
+            self.shards.sum()
+            return
         if len(places) < len(self.places):
             sums = self._chosen(trainer, places)
         elif sums is None or self._store is not store:
@@ -216,6 +242,12 @@ def reducer_of(trainer: mx.gluon.Trainer) -> Reducer:
 def shards_of(trainer: mx.gluon.Trainer) -> Any:
     """How the optimizer's state of this trainer is divided, :class:`.Shards`; None if every device keeps all of it."""
     return _shards.of(trainer)
+
+
+def sum_by_hook(trainer: mx.gluon.Trainer, hook: Any) -> None:
+    """From now on, steps sum the gradients of this trainer by this :class:`.HookedSum`; None: as its store does."""
+    _hooks.set(trainer, hook)
+    _reducers.pop(trainer)
 
 
 def divide(trainer: mx.gluon.Trainer, shards: Any) -> None:

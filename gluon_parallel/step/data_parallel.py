@@ -81,7 +81,7 @@ class TrainingStep:
         checks.refuse_sums(trainer)
         store = first_step.update_on_devices(trainer)
         self._is_distributed = is_distributed(store)
-        self._update_options = self._update_options._replace(hooked_sum=connect(trainer, hook, store))
+        connect(trainer, hook, store)
         self.loss_scaling = LossScaling(trainer)
         refuse_unsupported(self.net, trainer, devices, accumulates)
         return store

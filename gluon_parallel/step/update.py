@@ -15,7 +15,6 @@ from ..mxnet.compat.array_types import Nested, set_zero
 from ..mxnet.parameters import gradient_storage
 from ..mxnet.trainers import LOSS_SCALER, optimizer_of, scale_of, store_of
 from ..nn.sync_batch_norm.join import Join, refuse_graphs
-from ..reduce.hooked_sum import HookedSum
 from ..reduce.reducer import Reducer, reducer_of, update_copies
 from ..reduce.step_header import StepHeader, header_of
 from . import checks
@@ -30,7 +29,6 @@ class UpdateOptions(NamedTuple):
     accumulate: int
     clip_global_norm: float | None
     ignore_stale_grad: bool
-    hooked_sum: HookedSum | None = None  # what sums in the place of the trainer's store
 
 
 class Update:
@@ -128,30 +126,15 @@ class Update:
             for gradient, total in self._rows.values():  # also of devices without samples in the last of the steps
                 total.copyto(gradient)
 
-            hook = options.hooked_sum
-            if hook is not None:
-                pass  # it needs the number of samples
-            elif reducer.shards is not None and header is not None:
-                reducer.shards.sum(whole=options.clip_global_norm is not None)
-            else:
-                reducer.sum(trainer, places)
-            if self._is_under_way:
-                self._receive()
-            num = self._num_samples if header is None else self._num_of_all
-            if not num:
-                checks.refuse_no_samples()
-            num = 1 if self._parts is not None else num  # those are divided by their counts already
-            if hook is not None:
-                hook.sum([reducer.parameters[place] for place in places], num * self._loss_scaling.scale)
-
+            # Clipping looks at all gradients; an update of a sharded state at those of its own part.
+            reducer.sum(trainer, places, self._divisor_and_scale, whole=options.clip_global_norm is not None)
+            num = self._divisor()
             scaled = None if getattr(trainer, LOSS_SCALER, None) is None else self._loss_scaling
             overflow = scaled is not None and scaled.overflowed([reducer.gradients[place][0] for place in places])
             if self._survival is not None:
                 self._survival.commit([reducer.parameters[place] for place in places])
             if overflow:
-                reducer.forget()
-                if hook is not None:
-                    hook.undo()
+                reducer.discard()
                 return
             with contextlib.nullcontext() if scaled is None else scaled.unscaling():
                 if options.clip_global_norm is not None:
@@ -168,6 +151,21 @@ class Update:
                 self._finite.look(self._num_updates)
         finally:
             self.abandon()
+
+    def _divisor(self) -> int:
+        """What the update divides the sums by: the samples of all processes, but for a loss that has divided by itself.
+
+        It waits for the header, if that is under way. BatchMismatch: no process had samples.
+        """
+        if self._is_under_way:
+            self._receive()
+        num = self._num_samples if self._header is None else self._num_of_all
+        if not num:
+            checks.refuse_no_samples()
+        return 1 if self._parts is not None else num
+
+    def _divisor_and_scale(self) -> float:
+        return self._divisor() * self._loss_scaling.scale
 
     @property
     def num_accumulated(self) -> int:
