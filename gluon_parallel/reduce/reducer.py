@@ -14,6 +14,7 @@ import numpy as np
 from ..allreduce import CopySums, broadcast, gradients
 from ..allreduce.copy_sums import push_sums
 from ..allreduce.marks import Marks, get_marks, set_marks, watch
+from ..errors import LOG, GluonParallelError
 from ..kvstore.base import Store
 from ..kvstore.contract import Plan, contract, is_distributed
 from ..kvstore.environment import launched_group
@@ -47,6 +48,7 @@ class Reducer:
     """Sums the gradients of one trainer over devices and processes, as long as its parameters have these arrays.
 
     Attributes:
+        everything, arrays: the trainer's parameters, and their weights and gradients when this was made.
         parameters: those that have a gradient; below, a place is a number in this list.
         numbers: their numbers in the trainer, which are their keys in its store.
         devices: all that hold any.
@@ -59,8 +61,7 @@ class Reducer:
 
     def __init__(self, trainer: mx.gluon.Trainer) -> None:
         everything = parameters_of(trainer)
-        self._everything, self._size = everything, len(everything)
-        self._arrays = [*map(values_of, everything)], [*map(gradients_of, everything)]
+        self.everything, self.arrays = everything, ([*map(values_of, everything)], [*map(gradients_of, everything)])
         self.parameters = gradients.trainable(trainer)
         chosen = {id(parameter) for parameter in self.parameters}
         self.numbers = [number for number, parameter in enumerate(everything) if id(parameter) in chosen]
@@ -76,16 +77,6 @@ class Reducer:
         self.shards, self.hook = shards_of(trainer), _hooks.of(trainer)
         self.of_devices = [*zip(map(list, zip(*self.gradients)), map(list, zip(*self.weights)))]
         self.devices = list({array.ctx: None for arrays in self.weights for array in arrays})
-
-    def is_current(self, trainer: mx.gluon.Trainer) -> bool:
-        """Whether the trainer's parameters have these arrays: another device, dtype or grad_req makes new ones."""
-        everything, (weights, grads) = parameters_of(trainer), self._arrays
-        return (
-            everything is self._everything
-            and len(everything) == self._size
-            and all(map(operator.is_, map(values_of, everything), weights))
-            and all(map(operator.is_, map(gradients_of, everything), grads))
-        )
 
     def all_fresh(self) -> bool:
         """Whether a backward pass has written the gradients of all copies; :attr:`marks` says which."""
@@ -228,15 +219,23 @@ class Reducer:
 
 
 def reducer_of(trainer: mx.gluon.Trainer) -> Reducer:
-    """The reducer of this trainer's gradients, made anew where its parameters have other arrays."""
+    """The trainer's reducer, made anew where its parameters have other arrays: of another device, dtype or grad_req."""
+    everything = parameters_of(trainer)
     try:
         reducer: Reducer | None = _reducers.read(trainer)
     except AttributeError:
         reducer = None
-    if reducer is None or not reducer.is_current(trainer):
-        follow_parameters(trainer)
-        reducer = _reducers.set(trainer, Reducer(trainer))
-    return reducer
+    if reducer is not None:
+        weights, grads = reducer.arrays
+        if (
+            everything is reducer.everything
+            and len(everything) == len(weights)
+            and all(map(operator.is_, map(values_of, everything), weights))
+            and all(map(operator.is_, map(gradients_of, everything), grads))
+        ):
+            return reducer
+    follow_parameters(trainer)
+    return _reducers.set(trainer, Reducer(trainer))
 
 
 def shards_of(trainer: mx.gluon.Trainer) -> Any:
@@ -256,18 +255,22 @@ def divide(trainer: mx.gluon.Trainer, shards: Any) -> None:
     _reducers.pop(trainer)
 
 
+_num_changes = 0  # of gradients, for which reducers and marks are made
+
+
 def _plan_steps() -> int:
     """Called by the C library before a backward pass: marks are known from the first pass on of new gradients."""
+    global _num_changes
+    made = [parameter for parameter, number in gradients.numbers.items() if number > _num_changes]
+    _num_changes = gradients.num_changes
     try:
-        made = [*gradients.made]
-        gradients.made.clear()
         watch(parameter for parameter in made if trainer_of(parameter) is None)
         for trainer in {id(trainer_of(parameter)): trainer_of(parameter) for parameter in made}.values():
             is_simple = trainer is None or (len(devices_of(trainer) or ()) < 2 and launched_group() is None)
             if not is_simple and all(one.grad_req == "null" or has_values(one) for one in parameters_of(trainer)):
                 reducer_of(trainer)
-    except Exception:  # the step makes the reducer, too, and says it
-        gradients.made.clear()
+    except (GluonParallelError, RuntimeError) as error:  # which the step raises, too: it makes the reducer then
+        LOG.debug("gluon_parallel: no reducer before the first backward pass: %s", error)
     return 0
 
 
@@ -291,7 +294,11 @@ def count_once(optimizer: mx.optimizer.Optimizer, devices: Sequence[mx.Context])
 
 def from_one_state(optimizer: mx.optimizer.Optimizer, items: Iterable[T]) -> Iterator[T]:
     """Iterate over `items`: for each, the optimizer is what it is for the first; :func:`count_once` comes before."""
-    parts = [optimizer, *_schedules(optimizer.lr_scheduler)]
+    schedule = optimizer.lr_scheduler
+    parts = [optimizer, schedule] if hasattr(schedule, "__dict__") else [optimizer]
+    for part in parts:  # and the schedules that a schedule holds
+        held = [one for one in vars(part).values() if isinstance(one, mx.lr_scheduler.LRScheduler)]
+        parts += [one for one in held if one not in parts]
     before = [dict(vars(part)) for part in parts]
     table = next(iter(counts_by_device(optimizer).values()))
     counts = dict(table)
@@ -302,24 +309,6 @@ def from_one_state(optimizer: mx.optimizer.Optimizer, items: Iterable[T]) -> Ite
             table.clear()
             table.update(counts)
         yield item
-
-
-def _schedules(schedule: Any) -> Iterator[Any]:
-    """A learning rate schedule, and the schedules that it holds."""
-    if hasattr(schedule, "__dict__"):
-        yield schedule
-        for held in vars(schedule).values():
-            if isinstance(held, mx.lr_scheduler.LRScheduler):
-                yield from _schedules(held)
-
-
-def _repeats(optimizer: mx.optimizer.Optimizer) -> bool:
-    """Whether it is known that an update from the same state, with the same gradients, gives the same weights.
-
-    SGLD draws noise, LBSGD keeps arrays of one device.
-    """
-    is_known = type(optimizer).__module__.partition(".")[0] in ("mxnet", "gluon_parallel")
-    return is_known and not isinstance(optimizer, (mx.optimizer.SGLD, mx.optimizer.LBSGD))
 
 
 def update_copies(trainer: mx.gluon.Trainer, reducer: Reducer, places: Sequence[int]) -> None:
@@ -340,7 +329,11 @@ def update_copies(trainer: mx.gluon.Trainer, reducer: Reducer, places: Sequence[
         owned = [(numbers, grads, weights) for grads, weights in reducer.of_devices]
     else:
         owned = [(numbers, [g[at] for at in places], [w[at] for at in places]) for g, w in reducer.of_devices]
-    has_updated_all = shards is not None or len(owned) == 1 or _repeats(optimizer)
+    # Whether an update from the same state, with the same gradients, gives the same weights: SGLD draws noise, LBSGD
+    # keeps arrays of one device, and of optimizers of others it is not known.
+    is_known = type(optimizer).__module__.partition(".")[0] in ("mxnet", "gluon_parallel")
+    repeats = is_known and not isinstance(optimizer, (mx.optimizer.SGLD, mx.optimizer.LBSGD))
+    has_updated_all = shards is not None or len(owned) == 1 or repeats
     devices = zip(updaters_of(trainer), devices_of(trainer), owned if has_updated_all else owned[:1])
     try:
         for updater, device, (own, grads, weights) in from_one_state(optimizer, devices) if len(owned) > 1 else devices:
