@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Iterable
 from typing import Any, Callable
 
@@ -28,6 +29,7 @@ from .losses import backward_of_parts
 from .training import Training
 from .training_step import NAMES, Options, TrainingStep
 
+_DETACHED = operator.methodcaller("detach")  # an array without its graph
 _STEP = "a step"  # in the place of the device that a thread launches for
 
 
@@ -213,13 +215,8 @@ class DataParallel(Training):
 
     def _run(self, cut_batch: tuple[list, list[int], list[mx.Context]], num: int) -> mx.nd.NDArray:
         shards, sizes, devices = cut_batch
-        returned: dict[int, Nested] = {}  # by the identity of a shard's inputs
-
-        def run(inputs: tuple, labels: tuple) -> Nested:
-            outputs, loss = self._call(inputs, labels)
-            returned[id(inputs)] = map_arrays(lambda array: array.detach(), outputs)
-            return loss
-
+        returned: dict[int, Nested] = {}
+        run = functools.partial(self._call, returned)
         scaler = getattr(self.trainer, LOSS_SCALER, None)  # of MXNet's mixed precision
         scale = 1.0 if scaler is None else self.loss_scaling.scale
         if self._groups is None or len(devices) < len(self.devices):
@@ -242,14 +239,15 @@ class DataParallel(Training):
         self.outputs = [returned[id(inputs)] for inputs, _ in shards]
         return mean
 
-    def _call(self, inputs: tuple, labels: tuple) -> tuple[Nested, Nested]:
-        """What the net returns, and the loss."""
+    def _call(self, returned: dict[int, Nested], inputs: tuple, labels: tuple) -> Nested:
+        """The loss of a shard; what the net has returned is noted in `returned`, by the identity of `inputs`."""
         try:
-            returned = self.net(*inputs)
-            outputs = as_tuple(returned)
+            outputs = self.net(*inputs)
+            returned[id(inputs)] = map_arrays(_DETACHED, outputs)
+            outputs = as_tuple(outputs)
             if not self._has_checked_labels:
                 checks.check_classes(self.loss, outputs, labels)
-            return returned, self.loss(*outputs, *labels)
+            return self.loss(*outputs, *labels)
         except (TypeError, mx.base.MXNetError) as error:
             error.args = (f"{error} {checks.call_in_words(inputs, labels, error)}",)
             raise
