@@ -15,126 +15,90 @@ from .mxnet.device_threads.thread import apply_on
 from .native import function
 
 nd = mx.nd
-_begin_pass, _end_pass = function("gp_begin_pass", 0, keeps_lock=True), function("gp_end_pass", 0, keeps_lock=True)
+begin_pass, end_pass = function("gp_begin_pass", 0, keeps_lock=True), function("gp_end_pass", 0, keeps_lock=True)
 
 
-class LossPerSample:
-    """One value per sample, or one per shard, their mean or sum; the gradient is that of the samples' sum.
-
-    Args:
-        reduction: ``"mean"`` or ``"sum"`` if the loss returns a single value per shard; None for one value per sample
-            (first axis; further axes are summed).
-
-    Raises:
-        ValueError: there is no such reduction.
-    """
-
-    is_divided = False  # the sum of all gradients is to be divided by the number of samples
-    needs_all = False  # the heads of a backward pass follow from the forward passes of all shards
-    parts: dict[str, mx.nd.NDArray] = {}
-
-    def __init__(self, reduction: str | None = None) -> None:
-        if reduction not in (None, "mean", "sum"):
-            raise ValueError(
-                "reduction: expected 'mean' or 'sum' for a loss that returns a single value per device, or None for "
-                f"one value per sample; got {reduction!r}"
-            )
-        self._reduction = reduction
-
-    def backward(
-        self,
-        run: Callable[..., Any],
-        shards: Sequence[Nested],
-        sizes: Sequence[int],
-        devices: Sequence[mx.Context],
-        scale: float = 1.0,
-    ) -> mx.nd.NDArray:
-        """Run the forward and backward passes of all shards; those of one shard after the other's, unless `needs_all`.
-
-        Args:
-            run: a function of a shard's arguments, nested in a tuple, that returns its loss.
-            shards: one per device, see :func:`parallel_apply`.
-            sizes: how many samples each has.
-            devices: the device of each.
-            scale: what the gradients, and they alone, are multiplied by.
-
-        Returns:
-            The mean loss over all samples, of shape (1,), on the first shard's device; not waited for.
-
-        Raises:
-            BatchMismatch: the loss has another form.
-        """
-
-        def forward(shard: Nested, size: int) -> tuple[mx.nd.NDArray, ...]:
-            with mx.autograd.record():
-                return self.checked(run(*shard), size)
-
-        def both(shard: Nested, size: int) -> tuple[mx.nd.NDArray, ...]:
-            row = forward(shard, size)
-            _go_backward(row, self.heads([row], [size], scale)[0])
-            return row
-
-        _begin_pass()  # of all devices
-        try:
-            rows = apply_on(forward if self.needs_all else both, list(zip(devices, zip(shards, sizes))))
-            if self.needs_all:
-                apply_on(_go_backward, list(zip(devices, zip(rows, self.heads(rows, sizes, scale)))))
-        finally:
-            _end_pass()
-        return self.mean(rows, sizes)
-
-    def checked(self, loss: Any, size: int) -> tuple[mx.nd.NDArray, ...]:
-        """What the loss function returned for `size` samples, as a tuple of arrays; refuses another form."""
-        self._weight(loss, size)
-        return (loss,)
-
-    def heads(
-        self, rows: Sequence[Sequence[mx.nd.NDArray]], sizes: Sequence[int], scale: float
-    ) -> list[tuple[mx.nd.NDArray, ...]]:
-        """The head gradients for the first arrays of each row, which :meth:`checked` has returned, times `scale`."""
-        weights = [self._weight(loss, size) * scale for (loss,), size in zip(rows, sizes)]
-        return [(_constant(weight, loss.shape, loss.ctx, loss.dtype),) for (loss,), weight in zip(rows, weights)]
-
-    def mean(self, rows: Sequence[Sequence[mx.nd.NDArray]], sizes: Sequence[int]) -> mx.nd.NDArray:
-        """What :meth:`backward` returns."""
-        losses = [loss for (loss,) in rows]
-        return _mean(losses, [self._weight(loss, size) for loss, size in zip(losses, sizes)], sizes)
-
-    def add_nothing(self, device: mx.Context) -> None:
-        """Take part, without samples, in the sums over all processes; there are none."""
-
-    def _weight(self, loss: mx.nd.NDArray, size: int) -> int:
-        """What one element of a shard's loss counts: 1 in a sum over the samples, all samples if it is their mean."""
-        if not isinstance(loss, nd.NDArray):
-            raise BatchMismatch(f"the loss returned a {type(loss).__name__}; expected one NDArray")
-        where = f"the loss has shape {loss.shape} for {size} samples on {loss.ctx}"
-        if self._reduction is not None:
-            if loss.size != 1:
-                raise BatchMismatch(
-                    f"{where}; expected a single value, because reduction={self._reduction!r}. For one value per "
-                    "sample (first axis), as of Gluon's losses, leave it out"
-                )
-            return size if self._reduction == "mean" else 1
-        if loss.ndim and loss.shape[0] == size:
-            return 1
-        raise BatchMismatch(
-            f"{where}; expected one value per sample (first axis), or a single value, their mean or sum: pass "
-            'reduction="mean" or reduction="sum" beside the loss. One that divides by a number of its own, such as '
-            "positives, is neither: return pairs (sum, count), see `parts` of gp.DataParallel"
+def check_reduction(reduction: str | None) -> None:
+    """Refuse, by a ValueError, what is no `reduction` of :func:`backward_per_sample`."""
+    if reduction not in (None, "mean", "sum"):
+        raise ValueError(
+            "reduction: expected 'mean' or 'sum' for a loss that returns a single value per device, or None for "
+            f"one value per sample; got {reduction!r}"
         )
 
 
+def backward_per_sample(
+    run: Callable[..., Any],
+    shards: Sequence[Nested],
+    sizes: Sequence[int],
+    devices: Sequence[mx.Context],
+    scale: float = 1.0,
+    reduction: str | None = None,
+) -> mx.nd.NDArray:
+    """Run forward and backward passes, one shard after the other; the gradient is that of the sum over the samples.
+
+    Args:
+        run: a function of a shard's arguments, nested in a tuple, that returns its loss.
+        shards: one per device, see :func:`parallel_apply`.
+        sizes: how many samples each has.
+        devices: the device of each.
+        scale: what the gradients, and they alone, are multiplied by.
+        reduction: ``"mean"`` or ``"sum"`` if the loss returns a single value per shard; None for one value per sample
+            (first axis; further axes are summed).
+
+    Returns:
+        The mean loss over all samples, of shape (1,), on the first shard's device; not waited for.
+
+    Raises:
+        BatchMismatch: the loss has another form.
+    """
+
+    def both(shard: Nested, size: int) -> tuple[mx.nd.NDArray, int]:
+        with mx.autograd.record():
+            loss = run(*shard)
+        weight = weight_of(loss, size, reduction)
+        mx.autograd.backward([loss], [head_of(loss.shape, loss.ctx, loss.dtype, weight * scale)])
+        return loss, weight
+
+    begin_pass()  # of all devices
+    try:
+        losses, weights = zip(*apply_on(both, list(zip(devices, zip(shards, sizes)))))
+    finally:
+        end_pass()
+    return mean_of(losses, weights, sizes)
+
+
+def weight_of(loss: Any, size: int, reduction: str | None) -> int:
+    """What one element of the loss of `size` samples counts: 1 in a sum over them, all samples if it is their mean.
+
+    BatchMismatch: the loss has a form that does not go with the reduction.
+    """
+    if not isinstance(loss, nd.NDArray):
+        raise BatchMismatch(f"the loss returned a {type(loss).__name__}; expected one NDArray")
+    where = f"the loss has shape {loss.shape} for {size} samples on {loss.ctx}"
+    if reduction is not None:
+        if loss.size != 1:
+            raise BatchMismatch(
+                f"{where}; expected a single value, because reduction={reduction!r}. For one value per "
+                "sample (first axis), as of Gluon's losses, leave it out"
+            )
+        return size if reduction == "mean" else 1
+    if loss.ndim and loss.shape[0] == size:
+        return 1
+    raise BatchMismatch(
+        f"{where}; expected one value per sample (first axis), or a single value, their mean or sum: pass "
+        'reduction="mean" or reduction="sum" beside the loss. One that divides by a number of its own, such as '
+        "positives, is neither: return pairs (sum, count), see `parts` of gp.DataParallel"
+    )
+
+
 @functools.lru_cache(maxsize=64)
-def _constant(value: float, shape: tuple[int, ...], device: mx.Context, dtype: Any) -> mx.nd.NDArray:
-    """An array of one value, which is only read; the steps of a training need few."""
+def head_of(shape: tuple[int, ...], device: mx.Context, dtype: Any, value: float) -> mx.nd.NDArray:
+    """The head gradient of a loss, an array of one value, which is only read; the steps of a training need few."""
     return nd.full(shape, value, device, dtype)
 
 
-def _go_backward(row: Sequence[mx.nd.NDArray], heads: Sequence[mx.nd.NDArray]) -> None:
-    mx.autograd.backward(list(row[: len(heads)]), list(heads))
-
-
-def _mean(losses: Sequence[mx.nd.NDArray], weights: Sequence[int], sizes: Sequence[int]) -> mx.nd.NDArray:
+def mean_of(losses: Sequence[mx.nd.NDArray], weights: Sequence[int], sizes: Sequence[int]) -> mx.nd.NDArray:
     """The mean over all samples, (1,), on the first device; an element of a loss counts for `weights` of them."""
     # As mx.nd arrays, in float32 where half precision could not hold the sum of a batch.
     wide = [one.astype("float32") if one.dtype in (np.float16, BFLOAT16) else one for one in map(as_legacy, losses)]

@@ -368,7 +368,6 @@ MORE_ATTRIBUTES = {
 # {file: private attributes in it of objects of ours, or of GluonCV, that are called as some of MXNet's}
 SAME_NAMES = {
     "commands/profiling/observers.py": {"_trainer"},
-    "step/data_parallel.py": {"check_call"},
     "models/faster_rcnn/targets.py": {"_sampler"},
     "models/faster_rcnn/training.py": {"_batch_size"},
 }

@@ -26,7 +26,7 @@ def test_a_steady_step_of_one_process_runs_through_at_most_13_files(num_devices,
     assert status == 0, output
     found = files_in(output)
     assert len(found) <= (9 if norm == "plain" else 13), found
-    assert num_functions(output) <= (59 if norm == "plain" else 81)
+    assert num_functions(output) <= (45 if norm == "plain" else 65)
     assert not [file for file in found if f"`{file}`" not in PAGE.read_text("utf-8")]
 
 
@@ -37,5 +37,5 @@ def test_a_steady_step_between_two_processes_runs_through_at_most_16_files(norm)
     assert status == 0, output
     found = files_in(output)
     assert len(found) <= (12 if norm == "plain" else 16), found
-    assert num_functions(output) <= (55 if norm == "plain" else 75)
+    assert num_functions(output) <= (45 if norm == "plain" else 64)
     assert not [file for file in found if f"`{file}`" not in PAGE.read_text("utf-8")]

@@ -28,8 +28,6 @@ _note_new_gradients = function("gp_note_new_gradients", 0, keeps_lock=True)
 summed: weakref.WeakSet[mx.gluon.Parameter] = weakref.WeakSet()
 # Those of which clip_global_norm was given one copy alone, before the sum.
 clipped: weakref.WeakSet[mx.gluon.Parameter] = weakref.WeakSet()
-# Those whose gradients were made since the last backward pass.
-made: weakref.WeakSet[mx.gluon.Parameter] = weakref.WeakSet()
 # How often gradients of any parameter were made, or left out; for each parameter, that number when its were made last.
 num_changes = 0
 numbers: weakref.WeakKeyDictionary[mx.gluon.Parameter, int] = weakref.WeakKeyDictionary()
@@ -220,7 +218,6 @@ def register(make_gradients: Callable[..., None], parameter: mx.gluon.Parameter,
         parameter.shape = values_of(parameter)[0].shape
     summed.discard(parameter)
     clipped.discard(parameter)
-    made.add(parameter)
     _note_new_gradients()
     written.note(parameter)
     _parameters.update(

@@ -14,7 +14,7 @@ from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_tuple
 from ..mxnet.parameters import is_initialized
 from ..nn.blocks import blocks_of
-from ..sample_loss import LossPerSample
+from ..sample_loss import backward_per_sample, check_reduction
 from ..split import num_samples, split_and_load
 from .rules import Array, concatenate, cut
 
@@ -33,7 +33,8 @@ class MeanGradient:
 
     def __init__(self, net: Any, loss: Callable, devices: Sequence[Any], reduction: Optional[str]) -> None:
         _refuse_sync_batch_norm(net)
-        self.net, self.loss, self.devices, self._losses = net, loss, devices, LossPerSample(reduction)
+        check_reduction(reduction)
+        self.net, self.loss, self.devices = net, loss, devices
         self._trained = [one for one in net.collect_params().values() if one.grad_req != "null"]
         self._reduction, self._has_checked_loss = reduction, False
 
@@ -49,7 +50,8 @@ class MeanGradient:
             calls.append((outputs, labels))
             return self.loss(*outputs, *labels)
 
-        mean = self._losses.backward(run, shards, sizes, self.devices[: len(shards)], 1 / count)
+        devices = self.devices[: len(shards)]
+        mean = backward_per_sample(run, shards, sizes, devices, 1 / count, self._reduction)
         if not self._has_checked_loss:
             check_loss(self.loss, *calls[0], sizes[0], self._reduction, has_scale=True)
             self._has_checked_loss = True

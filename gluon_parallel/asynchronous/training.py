@@ -69,8 +69,7 @@ class WorkerThreads:
     def _run(self, work: Callable[[int], None], worker: int, state: State) -> None:
         failure: Optional[BaseException] = None
         try:
-            state.apply()
-            work(worker)
+            state.call(work, worker)
         except Stopped:
             pass
         except BaseException as error:  # it is raised where run() was called

@@ -11,8 +11,9 @@ from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import Nested
 from ..mxnet.device_threads import call_from
 from ..mxnet.device_threads.seeds import derive_seed
-from ..sample_loss import LossPerSample
+from ..sample_loss import head_of, mean_of, weight_of
 from ..split import shard
+from ..step.losses import SumsOfParts
 from .checks import check_samples
 from .orders import BACKWARD, FORWARD, Task, tasks_of
 from .stage import INPUT_ERRORS, Arrays, Stage, concatenate, cut, described, reason_of
@@ -21,10 +22,16 @@ MicroBatch = tuple[int, int]  # the id of its `Flow`, and its number there
 
 
 class StepLoss:
-    """The loss of one step over the micro-batches of all replicas; its gradients are multiplied by `scale`."""
+    """The loss of one step over the micro-batches of all replicas; its gradients are multiplied by `scale`.
 
-    def __init__(self, function: Callable[..., Nested], losses: LossPerSample, scale: float) -> None:
-        self._function, self._losses, self._scale = function, losses, scale
+    It is one of `parts`, or, where there are none, one per sample, whose `reduction` is that of
+    :func:`.backward_per_sample`.
+    """
+
+    def __init__(
+        self, function: Callable[..., Nested], reduction: str | None, parts: SumsOfParts | None, scale: float
+    ) -> None:
+        self._function, self._reduction, self._parts, self._scale = function, reduction, parts, scale
         self._rows: dict[MicroBatch, tuple[Arrays, int]] = {}  # micro-batch -> (arrays, number of samples)
         self._heads: dict[MicroBatch, Arrays] = {}  # of all micro-batches, where they follow from all of them
         self.first: tuple[Arrays, tuple, int] | None = None  # the arguments of the first call
@@ -43,7 +50,10 @@ class StepLoss:
                 f"the loss cannot take, for {size} samples, {described(outputs)} from the last stage and, as labels, "
                 f"{described(labels)}: {reason_of(error)}{hint}"
             ) from error
-        return self._losses.checked(loss, size)
+        if self._parts is not None:
+            return self._parts.checked(loss)
+        weight_of(loss, size, self._reduction)  # refuses another form
+        return (loss,)
 
     def note(self, key: MicroBatch, arrays: Arrays, size: int) -> None:
         """Note what the call for a micro-batch has returned."""
@@ -52,18 +62,22 @@ class StepLoss:
     def heads(self, key: MicroBatch) -> Arrays:
         """The head gradients of a micro-batch's backward pass; None for an array that has none."""
         row, size = self._rows[key]
-        if not self._losses.needs_all:
-            [heads] = self._losses.heads([row], [size], self._scale)
-        else:
-            if not self._heads:
-                rows, sizes = zip(*self._rows.values())
-                self._heads.update(zip(self._rows, self._losses.heads(rows, sizes, self._scale)))
-            heads = self._heads[key]
+        if self._parts is None:
+            [loss] = row
+            return (head_of(loss.shape, loss.ctx, loss.dtype, weight_of(loss, size, self._reduction) * self._scale),)
+        if not self._heads:
+            rows = [row for row, _ in self._rows.values()]
+            self._heads.update(zip(self._rows, self._parts.heads(rows, self._scale)))
+        heads = self._heads[key]
         return heads + (None,) * (len(row) - len(heads))
 
     def mean(self) -> mx.nd.NDArray:
         """The mean loss, of shape (1,), on the first micro-batch's device."""
-        return self._losses.mean(*zip(*self._rows.values()))
+        if self._parts is not None:
+            return self._parts.mean()
+        losses, sizes = zip(*((loss, size) for (loss,), size in self._rows.values()))
+        weights = [weight_of(loss, size, self._reduction) for loss, size in zip(losses, sizes)]
+        return mean_of(losses, weights, sizes)
 
 
 class Inbox:

@@ -15,12 +15,13 @@ from ..mxnet.device_threads import call_from
 from ..mxnet.device_threads.seeds import draw_seed
 from ..mxnet.trainers import loss_scaler_of, store_of, updaters_of
 from ..nn.blocks import draws_random_numbers, net_and_loss
+from ..sample_loss import check_reduction
 from ..split import num_samples, shard_sizes, split_and_load
-from ..step.checks import check_loss
-from ..step.data_parallel import TrainingStep
-from ..step.first_step import make_parameters
+from ..step.checks import check_loss, check_update
+from ..step.first_step import connect, make_parameters
 from ..step.precision import refuse_16_bits_on_cpus
-from ..step.update import Update, UpdateOptions
+from ..step.training import Training
+from ..step.training_step import Options, TrainingStep
 from . import checks
 from .flow import Flow, StepLoss
 from .orders import launching_order
@@ -29,7 +30,7 @@ from .profile import Profile, peaks
 from .stage import Arrays, Recorder, Stage, accumulating, concatenate, cut, moved, outputs_of, pass_counts, place
 
 
-class Pipeline(TrainingStep):
+class Pipeline(Training):
     """Train a net that is cut into stages, each on a device of its own.
 
     :meth:`step` cuts the batch into micro-batches. While the second stage works on the first micro-batch, the first
@@ -103,13 +104,17 @@ class Pipeline(TrainingStep):
         checks.check_stages(stages, self.replicas)
         self.stages = list(stages)
         net = stages.net if isinstance(stages, Partition) else _Stages(self.stages)
-        super().__init__(net, reduction, UpdateOptions(accumulate, clip_global_norm, ignore_stale_grad))
+        check_update(accumulate, clip_global_norm)
+        check_reduction(reduction)
+        self.net, self._reduction = net, reduction
+        self._options = Options(accumulate, clip_global_norm, ignore_stale_grad)
         self._devices = [device for replica in self.replicas for device in replica]
         refuse_16_bits_on_cpus(self.net, self._devices)
         self.num_micro_batches, self.order, self.recompute = num_micro_batches, order, recompute
         self.batch_axis = batch_axis
         self._trainer: mx.gluon.Trainer | None = None
         self._loss: Any = None  # of the step
+        self._parts: tuple[str, ...] = ()  # of that loss
         self._has_checked_loss = False
         self._recorders: list[Recorder] = []  # one for each replica, in a step that is profiled
         self._place()
@@ -151,7 +156,8 @@ class Pipeline(TrainingStep):
         """
         self._take(loss, trainer)
         self._loss = loss
-        return self._step(x, y, self.replicas[0][-1])
+        assert self._step is not None
+        return self._step(x, y, self.replicas[0][-1], self._cut, self._prepare, self._run)
 
     def profile(
         self, loss: Callable[..., Nested], trainer: mx.gluon.Trainer, x: Nested | None, y: Nested = ()
@@ -226,20 +232,21 @@ class Pipeline(TrainingStep):
         self._place()
 
     def _order(self) -> str:
-        return "gpipe" if self._losses.needs_all else self.order
+        return "gpipe" if self._parts else self.order  # the counts of all micro-batches come first
 
     def _take(self, loss: Callable[..., Nested], trainer: mx.gluon.Trainer) -> None:
         """Prepare a trainer, or a loss of other parts, that the last step did not have."""
         parts = tuple(getattr(loss, "parts", ()))
         if trainer is not None and trainer is self._trainer and parts == self._parts:
             return
-        check_loss(loss, self._update_options.accumulate, self._reduction)
+        check_loss(loss, self._options.accumulate, self._reduction)
         checks.check_trainer(self.net, trainer)
-        self._connect(trainer, self._devices, None, True)
+        store = connect(self.net, trainer, self._devices, None, True)
         for updater in updaters_of(trainer):
             updater.aggregate_updates = False  # one operator for several weights would need them on one device
-        self._trainer, self._parts, self._update, self._has_checked_loss = trainer, parts, None, False
-        self._blocks = net_and_loss(self.net, loss)
+        self._trainer, self._parts, self._has_checked_loss = trainer, parts, False
+        blocks = net_and_loss(self.net, loss)
+        self._step = TrainingStep(blocks, trainer, store, parts, self.batch_axis, self._options)
 
     def _cut(self, batch: tuple[tuple, tuple], num: int) -> tuple[list[Arrays], list[tuple]]:
         """The inputs and the labels of each replica, on its first and its last device."""
@@ -250,27 +257,25 @@ class Pipeline(TrainingStep):
             return shards, [()] * len(shards)
         return shards, split_and_load(labels, [devices[-1] for devices in self.replicas], self.batch_axis)
 
-    def _prepare(self, shards: tuple[list[Arrays], list[tuple]] | None) -> Update:
-        assert self._trainer is not None
-        if self._update is None:
+    def _prepare(self, shards: tuple[list[Arrays], list[tuple]] | None, starts: bool) -> None:
+        if starts:
+            assert self._step is not None
             inputs = shards and shards[0][0]
             if inputs:
                 self._finish_initialization(cut(inputs, 0, 1, self.batch_axis))
             num_parts = self.num_micro_batches * len(self.replicas)
             run = (lambda: None) if inputs else None  # the stages' shapes are known by now
-            self._make_update(self._trainer, run, inputs, num_parts, checks.OF_MICRO_BATCHES)
+            self._step.start(run, inputs, num_parts, checks.OF_MICRO_BATCHES)
             if self.recompute and contract(store_of(self._trainer)).rank == 0:
                 checks.warn_of_recomputation(pass_counts(self.stages, self.num_micro_batches), self.num_micro_batches)
         self._place()
-        assert self._update is not None
-        return self._update
 
     def _run(self, shards: tuple[list[Arrays], list[tuple]], num: int) -> mx.nd.NDArray:
-        assert self._trainer is not None
+        assert self._trainer is not None and self._step is not None
         count, order = self.num_micro_batches, self._order()
         counts = pass_counts(self.stages, count)
         seed = draw_seed() if self.recompute and any(map(draws_random_numbers, self.stages)) else None
-        step_loss = StepLoss(self._loss, self._losses, self.loss_scaling.scale)
+        step_loss = StepLoss(self._loss, self._reduction, self._step.sums, self._step.loss_scaling.scale)
         flows = []
         with mx.autograd.train_mode(), accumulating(trainable(self._trainer)):
             for number, size in enumerate(shard_sizes(num, len(self.replicas))):

@@ -23,14 +23,15 @@ from ..mxnet.compat.array_types import as_legacy, to_device
 from ..mxnet.engine import make_plain
 from ..mxnet.parameters import gradient_storage
 from ..mxnet.trainers import compression_of, has_made_store, parameters_of, set_compression, store_of
+from .reducer import sum_by_hook
 
 _BUILT_IN = StoreCompression, PowerSGD
 _BUCKET = 25 << 20  # bytes
 _compressed: Attached[bool] = Attached("compressed")  # trainers whose compression_params are those of a hook
 
 
-def connect(trainer: mx.gluon.Trainer, hook: Any, store: Any) -> HookedSum | None:
-    """What sums by `hook`; None where the store does: there is no hook, or it is compression by the store.
+def connect(trainer: mx.gluon.Trainer, hook: Any, store: Any) -> None:
+    """Have steps of this trainer sum by `hook`, or, where it is None or compression by the store, as its store does.
 
     Args:
         store: the trainer's, which it may not have made yet, its name, or None.
@@ -41,7 +42,7 @@ def connect(trainer: mx.gluon.Trainer, hook: Any, store: Any) -> HookedSum | Non
     """
     _take_back(trainer, store)
     if hook is None:
-        return None
+        return
     where = f"communication_hook={hook!r}"
     if not callable(hook) and not isinstance(hook, StoreCompression):
         raise ValueError(f"{where}: expected one of gp.communication_hooks, or a function of (bucket, store)")
@@ -59,13 +60,13 @@ def connect(trainer: mx.gluon.Trainer, hook: Any, store: Any) -> HookedSum | Non
             "are not. Over several processes the results will differ from these; for the same ones, leave it out",
             CompressionFault,
         )
-        return None
+        return
     if isinstance(hook, StoreCompression):
         set_compression(trainer, hook.compression_params)
         _compressed.set(trainer, True)
         if has_made_store(trainer):
             store.set_gradient_compression(hook.compression_params, trainer)
-        return None
+        return
     if survives(store):
         raise ValueError(
             f"{where}: with --min-processes a step is repeated after a loss, and what a hook keeps cannot be taken "
@@ -77,12 +78,13 @@ def connect(trainer: mx.gluon.Trainer, hook: Any, store: Any) -> HookedSum | Non
             f"{where}: hooks get dense gradients, and that of {sparse[0]} is row_sparse; build the layer with "
             "sparse_grad=False, or leave the hook out"
         )
-    return HookedSum(trainer, hook)
+    sum_by_hook(trainer, HookedSum(trainer, hook))
 
 
 def _take_back(trainer: mx.gluon.Trainer, store: Any) -> None:
     """The hook of an earlier ``DataParallel`` does not sum or compress the trainer's gradients any more."""
     HOOKS.pop(trainer)
+    sum_by_hook(trainer, None)
     if _compressed.pop(trainer):
         set_compression(trainer, None)
         if has_made_store(trainer):

@@ -6,7 +6,7 @@ All that makes steps uses it: ``DataParallel``, pipelines, and loops that are wr
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,7 +14,8 @@ import numpy as np
 from ..allreduce import CopySums, broadcast, gradients
 from ..allreduce.copy_sums import push_sums
 from ..allreduce.marks import Marks, get_marks, set_marks, watch
-from ..kvstore.contract import Plan, adds_up_copies, contract
+from ..errors import LOG, GluonParallelError
+from ..kvstore.contract import Plan, adds_up_copies, contract, is_distributed
 from ..kvstore.environment import launched_group
 from ..kvstore.protocols import Rows, offers, summing_for
 from ..kvstore.trainer_parameters import follow_parameters
@@ -40,25 +41,27 @@ from .update_order import among_others, counts_of, one_by_one
 T = TypeVar("T")
 _reducers: Attached[Reducer] = Attached("reducer")  # of trainers
 _shards: Attached[Any] = Attached("shards")  # of trainers whose optimizer's state is divided, see :mod:`.shards`
+_hooks: Attached[Any] = Attached("hooked_sum")  # of trainers with a communication hook, see :mod:`.hooked_sum`
 
 
 class Reducer:
     """Sums the gradients of one trainer over devices and processes, as long as its parameters have these arrays.
 
     Attributes:
+        everything, arrays: the trainer's parameters, and their weights and gradients when this was made.
         parameters: those that have a gradient; below, a place is a number in this list.
         numbers: their numbers in the trainer, which are their keys in its store.
         devices: all that hold any.
         of_devices: for each device (gradients, weights), lists of arrays in the order of the parameters.
         weights, gradients: their arrays, one list per parameter, one array per device.
         shards: how the optimizer's state is divided; None if every device keeps all of it.
+        hook: what sums the gradients of steps by a communication hook; None if there is none.
         marks: (parameters, devices), which gradients were fresh when :meth:`all_fresh` was called last.
     """
 
     def __init__(self, trainer: mx.gluon.Trainer) -> None:
         everything = parameters_of(trainer)
-        self._everything, self._size = everything, len(everything)
-        self._arrays = [*map(values_of, everything)], [*map(gradients_of, everything)]
+        self.everything, self.arrays = everything, ([*map(values_of, everything)], [*map(gradients_of, everything)])
         self.parameters = gradients.trainable(trainer)
         chosen = {id(parameter) for parameter in self.parameters}
         self.numbers = [number for number, parameter in enumerate(everything) if id(parameter) in chosen]
@@ -71,19 +74,9 @@ class Reducer:
         self._record, self._fresh = self._marks.record, address_of(self.marks)
         self._sums: Plan | CopySums | None = None  # what sums all gradients together, over this store
         self._store: Any = None
-        self.shards = shards_of(trainer)
+        self.shards, self.hook = shards_of(trainer), _hooks.of(trainer)
         self.of_devices = [*zip(map(list, zip(*self.gradients)), map(list, zip(*self.weights)))]
         self.devices = list({array.ctx: None for arrays in self.weights for array in arrays})
-
-    def is_current(self, trainer: mx.gluon.Trainer) -> bool:
-        """Whether the trainer's parameters have these arrays: another device, dtype or grad_req makes new ones."""
-        everything, (weights, grads) = parameters_of(trainer), self._arrays
-        return (
-            everything is self._everything
-            and len(everything) == self._size
-            and all(map(operator.is_, map(values_of, everything), weights))
-            and all(map(operator.is_, map(gradients_of, everything), grads))
-        )
 
     def all_fresh(self) -> bool:
         """Whether a backward pass has written the gradients of all copies; :attr:`marks` says which."""
@@ -133,6 +126,12 @@ class Reducer:
             self.zero_stale(places)
             self.mark(True, places)
 
+    def discard(self) -> None:
+        """Discard the gradients of the last sum, which no update uses: a hook takes back what it kept of them."""
+        self.forget()
+        if self.hook is not None:
+            self.hook.undo()
+
     def refuse_second_sum(self, places: Sequence[int]) -> None:
         """As :func:`.gradients.refuse_second_sum`, of each parameter."""
         for place in places if self._adds else ():
@@ -149,9 +148,27 @@ class Reducer:
         found = [place for place in self.places if place in reached or self.parameters[place] in gradients.summed]
         return self.places if len(found) == len(self.places) else found
 
-    def sum(self, trainer: mx.gluon.Trainer, places: Sequence[int]) -> None:
-        """Sum the gradients at these places over devices and processes; where the trainer's store updates, update."""
+    def sum(
+        self,
+        trainer: mx.gluon.Trainer,
+        places: Sequence[int],
+        divisor: Callable[[], float] | None = None,
+        whole: bool = True,
+    ) -> None:
+        """Sum the gradients at these places over devices and processes; where the trainer's store updates, update.
+
+        Args:
+            divisor: returns what an update divides the sums by, which a communication hook needs to know; None in a
+                loop that says it later, where sums are exact.
+            whole: every process gets the whole sums; otherwise, of a sharded state, those of what it owns.
+        """
         store, sums = store_of(trainer), self._sums
+        if self.hook is not None and divisor is not None:
+            self.hook.sum([self.parameters[place] for place in places], divisor())
+            return
+        if self.shards is not None and not whole and is_distributed(store):
+            self.shards.sum()
+            return
         if len(places) < len(self.places):
             sums = self._chosen(trainer, places)
         elif sums is None or self._store is not store:
@@ -202,20 +219,34 @@ class Reducer:
 
 
 def reducer_of(trainer: mx.gluon.Trainer) -> Reducer:
-    """The reducer of this trainer's gradients, made anew where its parameters have other arrays."""
+    """The trainer's reducer, made anew where its parameters have other arrays: of another device, dtype or grad_req."""
+    everything = parameters_of(trainer)
     try:
         reducer: Reducer | None = _reducers.read(trainer)
     except AttributeError:
         reducer = None
-    if reducer is None or not reducer.is_current(trainer):
-        follow_parameters(trainer)
-        reducer = _reducers.set(trainer, Reducer(trainer))
-    return reducer
+    if reducer is not None:
+        weights, grads = reducer.arrays
+        if (
+            everything is reducer.everything
+            and len(everything) == len(weights)
+            and all(map(operator.is_, map(values_of, everything), weights))
+            and all(map(operator.is_, map(gradients_of, everything), grads))
+        ):
+            return reducer
+    follow_parameters(trainer)
+    return _reducers.set(trainer, Reducer(trainer))
 
 
 def shards_of(trainer: mx.gluon.Trainer) -> Any:
     """How the optimizer's state of this trainer is divided, :class:`.Shards`; None if every device keeps all of it."""
     return _shards.of(trainer)
+
+
+def sum_by_hook(trainer: mx.gluon.Trainer, hook: Any) -> None:
+    """From now on, steps sum the gradients of this trainer by this :class:`.HookedSum`; None: as its store does."""
+    _hooks.set(trainer, hook)
+    _reducers.pop(trainer)
 
 
 def divide(trainer: mx.gluon.Trainer, shards: Any) -> None:
@@ -224,18 +255,22 @@ def divide(trainer: mx.gluon.Trainer, shards: Any) -> None:
     _reducers.pop(trainer)
 
 
+_num_changes = 0  # of gradients, for which reducers and marks are made
+
+
 def _plan_steps() -> int:
     """Called by the C library before a backward pass: marks are known from the first pass on of new gradients."""
+    global _num_changes
+    made = [parameter for parameter, number in gradients.numbers.items() if number > _num_changes]
+    _num_changes = gradients.num_changes
     try:
-        made = [*gradients.made]
-        gradients.made.clear()
         watch(parameter for parameter in made if trainer_of(parameter) is None)
         for trainer in {id(trainer_of(parameter)): trainer_of(parameter) for parameter in made}.values():
             is_simple = trainer is None or (len(devices_of(trainer) or ()) < 2 and launched_group() is None)
             if not is_simple and all(one.grad_req == "null" or has_values(one) for one in parameters_of(trainer)):
                 reducer_of(trainer)
-    except Exception:  # the step makes the reducer, too, and says it
-        gradients.made.clear()
+    except (GluonParallelError, RuntimeError) as error:  # which the step raises, too: it makes the reducer then
+        LOG.debug("gluon_parallel: no reducer before the first backward pass: %s", error)
     return 0
 
 
@@ -259,7 +294,11 @@ def count_once(optimizer: mx.optimizer.Optimizer, devices: Sequence[mx.Context])
 
 def from_one_state(optimizer: mx.optimizer.Optimizer, items: Iterable[T]) -> Iterator[T]:
     """Iterate over `items`: for each, the optimizer is what it is for the first; :func:`count_once` comes before."""
-    parts = [optimizer, *_schedules(optimizer.lr_scheduler)]
+    schedule = optimizer.lr_scheduler
+    parts = [optimizer, schedule] if hasattr(schedule, "__dict__") else [optimizer]
+    for part in parts:  # and the schedules that a schedule holds
+        held = [one for one in vars(part).values() if isinstance(one, mx.lr_scheduler.LRScheduler)]
+        parts += [one for one in held if one not in parts]
     before = [dict(vars(part)) for part in parts]
     table = next(iter(counts_by_device(optimizer).values()))
     counts = dict(table)
@@ -270,24 +309,6 @@ def from_one_state(optimizer: mx.optimizer.Optimizer, items: Iterable[T]) -> Ite
             table.clear()
             table.update(counts)
         yield item
-
-
-def _schedules(schedule: Any) -> Iterator[Any]:
-    """A learning rate schedule, and the schedules that it holds."""
-    if hasattr(schedule, "__dict__"):
-        yield schedule
-        for held in vars(schedule).values():
-            if isinstance(held, mx.lr_scheduler.LRScheduler):
-                yield from _schedules(held)
-
-
-def _repeats(optimizer: mx.optimizer.Optimizer) -> bool:
-    """Whether it is known that an update from the same state, with the same gradients, gives the same weights.
-
-    SGLD draws noise, LBSGD keeps arrays of one device.
-    """
-    is_known = type(optimizer).__module__.partition(".")[0] in ("mxnet", "gluon_parallel")
-    return is_known and not isinstance(optimizer, (mx.optimizer.SGLD, mx.optimizer.LBSGD))
 
 
 def update_copies(trainer: mx.gluon.Trainer, reducer: Reducer, places: Sequence[int]) -> None:
@@ -308,7 +329,11 @@ def update_copies(trainer: mx.gluon.Trainer, reducer: Reducer, places: Sequence[
         owned = [(numbers, grads, weights) for grads, weights in reducer.of_devices]
     else:
         owned = [(numbers, [g[at] for at in places], [w[at] for at in places]) for g, w in reducer.of_devices]
-    has_updated_all = shards is not None or len(owned) == 1 or _repeats(optimizer)
+    # Whether an update from the same state, with the same gradients, gives the same weights: SGLD draws noise, LBSGD
+    # keeps arrays of one device, and of optimizers of others it is not known.
+    is_known = type(optimizer).__module__.partition(".")[0] in ("mxnet", "gluon_parallel")
+    repeats = is_known and not isinstance(optimizer, (mx.optimizer.SGLD, mx.optimizer.LBSGD))
+    has_updated_all = shards is not None or len(owned) == 1 or repeats
     devices = zip(updaters_of(trainer), devices_of(trainer), owned if has_updated_all else owned[:1])
     try:
         for updater, device, (own, grads, weights) in from_one_state(optimizer, devices) if len(owned) > 1 else devices:

@@ -155,15 +155,15 @@ class Shards:
         bounds = self._bounds[number][1]
         return bounds[device], bounds[device + 1]
 
-    def sum(self, whole: bool) -> None:
-        """Sum the gradients over the processes; each gets the sums of what it owns, or with `whole` all of them."""
+    def sum(self) -> None:
+        """Sum the gradients over devices and processes; each process gets the sums of what it owns."""
         self.divide()
         trained = [number for number, one in enumerate(parameters_of(self._trainer)) if one.grad_req != "null"][::-1]
         arrays = [parameters_of(self._trainer)[number].list_grad() for number in trained]
         bounds = [self._bounds[number][0] for number in trained]
         store: Any = contract(store_of(self._trainer))
         with summing_for(store, self._trainer):
-            store.sum_parts(trained, arrays, bounds, whole)
+            store.sum_parts(trained, arrays, bounds)
 
     def of_devices(self, reducer: Reducer, places: Sequence[int]) -> list[tuple[list, list, list]]:
         """For each device (numbers of parameters, gradients, weights): what it updates of those at these places."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ from ..kvstore.contract import contract
 from ..kvstore.handshake import FEWER_PASSES, ONE_DIVISOR, ONE_RATE, differ, divided_by
 from ..kvstore.reserved_keys import HEADER
 from ..kvstore.work import NumberSum
+from ..mxnet.attached import Attached
 from ..mxnet.trainers import parameters_of, store_of
 
 NUM_SIGNALS = 3  # by which a training is asked to stop
@@ -110,12 +110,12 @@ class StepHeader:
                 raise differ(f"gluon.Trainer, store {kind!r}", said, remedy)
 
 
-_headers: weakref.WeakKeyDictionary[Any, StepHeader] = weakref.WeakKeyDictionary()
+_headers: Attached[StepHeader] = Attached("header")  # of trainers
 
 
 def header_of(trainer: Any) -> StepHeader:
     """The header of this trainer's steps over the processes of its store, which is made by now."""
-    header = _headers.get(trainer)
+    header = _headers.of(trainer)
     if header is None or not header.is_of(store_of(trainer)):
-        header = _headers[trainer] = StepHeader(store_of(trainer), len(parameters_of(trainer)))
+        header = _headers.set(trainer, StepHeader(store_of(trainer), len(parameters_of(trainer))))
     return header

@@ -95,7 +95,7 @@ def check_trainer(net: mx.gluon.Block, trainer: object, call: str) -> None:
         )
 
 
-def check_call(x: Nested | None, is_distributed: bool) -> None:
+def check_step(x: Nested | None, is_distributed: bool) -> None:
     """Refuse a step while MXNet records, and one without samples where there is nobody else to take part with."""
     if mx.autograd.is_recording():
         raise GradientUnavailable(

@@ -2,129 +2,38 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterable
 from typing import Any, Callable
 
 from ..allreduce import written
 from ..allreduce.gradients import trainable
-from ..kvstore.contract import contract, is_distributed
+from ..kvstore.contract import contract
 from ..loss_checks import check_loss
 from ..mxnet.compat import mx
-from ..mxnet.compat.array_types import Nested, as_current, as_tuple
+from ..mxnet.compat.array_types import Nested, as_tuple
 from ..mxnet.device_threads.thread import acting_as, call_from
-from ..mxnet.last_error import is_not_recorded
 from ..mxnet.parameters import gradient_storage, waits_for_shape
 from ..mxnet.trainers import LOSS_SCALER, check_devices, store_of
 from ..nn import convert_by_default, participants, say_what_was_converted
 from ..nn.blocks import net_and_loss
 from ..nn.sync_batch_norm.participants import groups_of, start_anew
 from ..nn.sync_batch_norm.sync_group import SyncGroup
-from ..reduce.hooked_sum import connect
 from ..reduce.shards import shard
-from ..sample_loss import LossPerSample
-from ..split import as_devices, cut, map_arrays, num_samples, shard_sizes
+from ..sample_loss import backward_per_sample, check_reduction
+from ..split import as_devices, cut, map_arrays, shard_sizes
 from . import checks, first_step
 from .custom_split import check_shards
-from .losses import LossOfParts
-from .precision import LossScaling, refuse_unsupported
-from .update import Update, UpdateOptions
+from .losses import backward_of_parts
+from .training import Training
+from .training_step import NAMES, Options, TrainingStep
 
+_DETACHED = operator.methodcaller("detach")  # an array without its graph
 _STEP = "a step"  # in the place of the device that a thread launches for
-_NAMES = "inputs", "labels"  # of the parts of a batch, for errors
 
 
-class TrainingStep:
-    """Base of :class:`DataParallel` and ``Pipeline``: a step but for how the batch is cut and run, and its update."""
-
-    batch_axis: int
-    loss_scaling: Any = None  # :class:`LossScaling` of the trainer
-    mean: mx.nd.NDArray | None = None
-    _is_distributed = False  # whether the trainer's store meets other processes
-
-    _cut: Callable[..., Any]  # (batch, number of samples) -> its shards
-    _prepare: Callable[..., Update]  # (shards, or None without samples) -> the update, which the first step makes
-    _run: Callable[..., mx.nd.NDArray]  # (shards, number of samples) -> the mean loss; launches both passes
-
-    def __init__(self, net: mx.gluon.Block, reduction: str | None, options: UpdateOptions) -> None:
-        checks.check_update(options.accumulate, options.clip_global_norm)
-        self.net, self.num_samples = net, 0
-        self._blocks = net  # with the loss, where it has layers too
-        self._reduction, self._parts, self._update_options = reduction, (), options
-        self._losses: LossPerSample = LossPerSample(reduction)
-        self._update: Update | None = None  # until the first step
-
-    @property
-    def parts(self) -> dict[str, mx.nd.NDArray]:
-        """Of the last step, the value of each part of a loss that has some, over all processes.
-
-        {name: array of one value}; reading them waits for that step's forward pass.
-        """
-        return self._losses.parts
-
-    def update(self) -> None:
-        """Update with the gradients accumulated so far; :meth:`step` does when they are complete.
-
-        Call it at the end of an epoch whose number of batches is no multiple of `accumulate`, or to be sure of the
-        weights: it waits for them. NotFinite: one of them is NaN or infinite.
-        """
-        if self._update is not None:
-            self._update.finish()
-
-    @property
-    def has_accumulated(self) -> bool:
-        """Whether there are steps that no update has had yet; the same on all processes."""
-        return self._update is not None and self._update.num_accumulated > 0
-
-    def _connect(self, trainer: mx.gluon.Trainer, devices: list[mx.Context], hook: Any, accumulates: bool) -> Any:
-        """Have a trainer update on the devices; refuse what it cannot train. Returns its store, its name, or None."""
-        checks.refuse_sums(trainer)
-        store = first_step.update_on_devices(trainer)
-        self._is_distributed = is_distributed(store)
-        self._update_options = self._update_options._replace(hooked_sum=connect(trainer, hook, store))
-        self.loss_scaling = LossScaling(trainer)
-        refuse_unsupported(self.net, trainer, devices, accumulates)
-        return store
-
-    def _step(self, x: Nested | None, y: Nested, device: mx.Context) -> mx.nd.NDArray:
-        """One step; without samples, its mean loss is on `device`."""
-        if x is None or mx.autograd.is_recording():
-            checks.check_call(x, self._is_distributed)
-        num, shards = 0, None
-        if x is not None:
-            batch = as_tuple(x), as_tuple(y)
-            num = num_samples(batch, self.batch_axis, self._is_distributed, names=_NAMES)
-            shards = self._cut(batch, num) if num else None
-        update = self._prepare(shards)
-        update.begin_step(num)
-        try:
-            if num:
-                mean = self._run(shards, num)
-            else:  # the others' layers meet this process too, and its gradients are zero
-                update.follow(lambda: self._losses.add_nothing(device))
-                mean = as_current(sum(self.parts.values(), mx.nd.zeros(1, ctx=device)))
-        except BaseException as error:  # Ctrl-C too
-            for group in groups_of(self._blocks):  # whose devices wait for no other then
-                group.abandon(error)
-            update.abandon()
-            if is_not_recorded(error):
-                checks.refuse_nothing_to_train(self._blocks)
-            raise
-        self.num_samples, self.mean = num, mean
-        update.end_step(num)
-        return mean
-
-    def _make_update(
-        self, trainer: mx.gluon.Trainer, run: Any, compared: Nested | None, num_parts: int, words: str
-    ) -> None:
-        """Give all processes the same weights, and make the update; the arguments are those of what this calls."""
-        first_step.broadcast_weights(self._blocks, trainer, run)
-        store = store_of(trainer)
-        self._losses = LossOfParts(self._parts, store) if self._parts else LossPerSample(self._reduction)
-        self._update = Update(self._blocks, trainer, self._losses, self.loss_scaling, compared, self._update_options)
-        checks.warn_of_statistics(self._blocks, num_parts, store, words)
-
-
-class DataParallel(TrainingStep):
+class DataParallel(Training):
     """Train `net` on several devices as if they were one with the whole batch.
 
     One call of :meth:`step` cuts the batch over the devices, runs net and loss forward and backward on every device,
@@ -217,20 +126,24 @@ class DataParallel(TrainingStep):
         communication_hook: Any = None,
     ) -> None:
         checks.check_trainer(net, trainer, "(net, loss, trainer)")
-        super().__init__(net, reduction, UpdateOptions(accumulate, clip_global_norm, ignore_stale_grad))
+        checks.check_update(accumulate, clip_global_norm)
+        check_reduction(reduction)
         checks.check_loss(loss, accumulate, reduction)
-        self.loss, self.trainer, self._blocks = loss, trainer, net_and_loss(net, loss)
+        self.net, self.loss, self.trainer, self._blocks = net, loss, trainer, net_and_loss(net, loss)
         self.devices = as_devices(check_devices(trainer) if devices is None else devices)
         self.batch_axis, self.accumulate = batch_axis, int(accumulate)
         self._compares_batches = True
-        self._processes: Any = None  # with which the update exchanges
         self._groups: list[SyncGroup] | None = None  # of the net's layers; None: not known, or on other devices
         self.outputs: list[Nested] = []
-        self._split = split
+        self._split, self._reduction, self._parts = split, reduction, getattr(loss, "parts", ())
+        self._go_backward = functools.partial(backward_per_sample, reduction=reduction)
         checks.check_devices(trainer, self.devices)
         self._num_written = written.num
-        store = self._connect(trainer, self.devices, communication_hook, accumulate > 1)
-        self._parts = getattr(loss, "parts", ())
+        store = first_step.connect(net, trainer, self.devices, communication_hook, accumulate > 1)
+        self._step: TrainingStep = TrainingStep(
+            self._blocks, trainer, store, self._parts, batch_axis,
+            Options(self.accumulate, clip_global_norm, ignore_stale_grad),
+        )  # fmt: skip
         self._converts, self._is_converted, self._has_checked_labels = convert_for_cpu, False, False
         if shard_optimizer and checks.can_shard(trainer, store):
             shard(trainer)
@@ -264,7 +177,7 @@ class DataParallel(TrainingStep):
         """
         with acting_as(_STEP):  # which launches the devices' operators from their threads by itself
             self.outputs = []
-            return self._step(x, y, self.devices[0])
+            return self._step(x, y, self.devices[0], self._cut, self._prepare, self._run)
 
     __call__ = step
 
@@ -274,28 +187,25 @@ class DataParallel(TrainingStep):
             sizes = shard_sizes(num, len(self.devices))
             return cut(batch, sizes, self.devices, self.batch_axis), sizes, self.devices[: len(sizes)]
         shards = self._split(batch, self.devices)
-        return check_shards(shards, num, self.devices, self.batch_axis, _NAMES)
+        return check_shards(shards, num, self.devices, self.batch_axis, NAMES)
 
-    def _prepare(self, shards: tuple[list, list[int], list[mx.Context]] | None) -> Update:
+    def _prepare(self, shards: tuple[list, list[int], list[mx.Context]] | None, starts: bool) -> None:
         if self._num_written != written.num:  # parameters may have been moved
             checks.check_devices(self.trainer, self.devices)
             self._num_written = written.num
-        processes = getattr(store_of(self.trainer), "ranks", None)
-        if self._update is None or processes is not self._processes:  # others are left after a loss
-            self.loss_scaling.restart()
+        if starts:
             if self._converts:  # before the net runs: a resumed run repeats its steps bit for bit
                 self._is_converted = convert_by_default(self.net, self.devices)
             first = shards[0][0] if shards else None
             compared = first if self._compares_batches else None
             run = None if first is None else lambda: self._show_shapes(*first)
-            self._make_update(self.trainer, run, compared, len(self.devices), checks.OF_SHARDS)
-            self._processes = getattr(store_of(self.trainer), "ranks", None)
+            self._step.start(run, compared, len(self.devices), checks.OF_SHARDS)
+            if self._step.sums is not None:
+                self._go_backward = functools.partial(backward_of_parts, parts=self._step.sums)
         if self.accumulate > 1:
             for parameter in trainable(self.trainer):  # in every step: one that was frozen comes back with "write"
                 if gradient_storage(parameter) == "default":  # MXNet adds to no others; the update does
                     parameter.grad_req = "add"
-        assert self._update is not None
-        return self._update
 
     def _show_shapes(self, inputs: tuple, labels: tuple) -> None:
         """Run the net once, and the loss if it has layers that wait for their shapes."""
@@ -305,22 +215,17 @@ class DataParallel(TrainingStep):
 
     def _run(self, cut_batch: tuple[list, list[int], list[mx.Context]], num: int) -> mx.nd.NDArray:
         shards, sizes, devices = cut_batch
-        returned: dict[int, Nested] = {}  # by the identity of a shard's inputs
-
-        def run(inputs: tuple, labels: tuple) -> Nested:
-            outputs, loss = self._call(inputs, labels)
-            returned[id(inputs)] = map_arrays(lambda array: array.detach(), outputs)
-            return loss
-
+        returned: dict[int, Nested] = {}
+        run = functools.partial(self._call, returned)
         scaler = getattr(self.trainer, LOSS_SCALER, None)  # of MXNet's mixed precision
         scale = 1.0 if scaler is None else self.loss_scaling.scale
         if self._groups is None or len(devices) < len(self.devices):
             with participants(self._blocks, devices):  # layers do not wait for other devices, which have no samples
-                mean = self._losses.backward(run, shards, sizes, devices, scale)
+                mean = self._go_backward(run, shards, sizes, devices, scale)
         else:
             if self._groups:
                 start_anew(self._groups)
-            mean = self._losses.backward(run, shards, sizes, devices, scale)
+            mean = self._go_backward(run, shards, sizes, devices, scale)
         if self._is_converted and contract(store_of(self.trainer)).rank == 0:  # once, not once per process
             say_what_was_converted(self.net)
         if not self._has_checked_labels:  # the first step
@@ -334,14 +239,15 @@ class DataParallel(TrainingStep):
         self.outputs = [returned[id(inputs)] for inputs, _ in shards]
         return mean
 
-    def _call(self, inputs: tuple, labels: tuple) -> tuple[Nested, Nested]:
-        """What the net returns, and the loss."""
+    def _call(self, returned: dict[int, Nested], inputs: tuple, labels: tuple) -> Nested:
+        """The loss of a shard; what the net has returned is noted in `returned`, by the identity of `inputs`."""
         try:
-            returned = self.net(*inputs)
-            outputs = as_tuple(returned)
+            outputs = self.net(*inputs)
+            returned[id(inputs)] = map_arrays(_DETACHED, outputs)
+            outputs = as_tuple(outputs)
             if not self._has_checked_labels:
                 checks.check_classes(self.loss, outputs, labels)
-            return returned, self.loss(*outputs, *labels)
+            return self.loss(*outputs, *labels)
         except (TypeError, mx.base.MXNetError) as error:
             error.args = (f"{error} {checks.call_in_words(inputs, labels, error)}",)
             raise

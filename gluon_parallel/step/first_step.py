@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Callable
+from typing import Any, Callable
 
 import numpy as np
 
@@ -32,12 +32,28 @@ from ..mxnet.trainers import (
     wanted_store,
     wants_update_on_store,
 )
-from . import trainer_loops
+from ..reduce import hooked_sum
+from . import checks, trainer_loops
+from .precision import refuse_unsupported
 
 _SAME_ORDER = (
     "gluon.Trainer numbers parameters by their names. Make the same layers in the same order on every process, or name "
     "them (prefix='encoder_')"
 )
+
+
+def connect(
+    net: mx.gluon.Block, trainer: mx.gluon.Trainer, devices: Sequence[mx.Context], hook: Any, accumulates: bool
+) -> Any:
+    """Have a trainer update on the devices, after sums by `hook`; refuse what it cannot train.
+
+    Returns its store, its name, or None.
+    """
+    checks.refuse_sums(trainer)
+    store = update_on_devices(trainer)
+    hooked_sum.connect(trainer, hook, store)
+    refuse_unsupported(net, trainer, devices, accumulates)
+    return store
 
 
 def update_on_devices(trainer: mx.gluon.Trainer) -> mx.kv.KVStoreBase | str | None:

@@ -65,41 +65,29 @@ class _Loop:
         self.sums_in_step = False  # whether the step that is under way has summed
         self.has_warned = False
         self._own: list[bool] = []  # in the last sum, whether each parameter was reached
-        self._divisor = 0.0  # what the last update divided by
         self._passes = 0  # backward passes before the last sum that had any
-        self._has_changed = False  # whether a number in the last sum may be refused, so that it is read at once
 
     def counts(self, trainer: Any, own: list[bool], updates: bool, num_passes: int = 0) -> Any:
-        """How many processes have reached each of the trainer's parameters; waits only where this one has not all.
+        """How many processes have reached each of the trainer's parameters; waits for all of them.
 
         The same header says what each process divides by, and its learning rate, if it `updates` by these gradients at
-        once, and the number of backward passes. Those of the header before, which has arrived, are compared.
+        once, and the number of backward passes; those that differ are refused.
         """
         header, fewer = header_of(trainer), 0 < num_passes < self._passes
         header.own["reached"] = own
         header.own["passes"][header.rank] = -num_passes if fewer else num_passes
-        self._own, self._passes, self._has_changed = own, num_passes or self._passes, fewer
+        self._own, self._passes = own, num_passes or self._passes
         if updates:
-            before, rescale = self._divisor, optimizer_of(trainer).rescale_grad
-            self._divisor = scale_of(trainer) / rescale if rescale else 0.0
-            header.own["divisors"][header.rank] = self._divisor
+            rescale = optimizer_of(trainer).rescale_grad
+            header.own["divisors"][header.rank] = scale_of(trainer) / rescale if rescale else 0.0
             header.own["rates"][header.rank] = optimizer_of(trainer).learning_rate
-            self._has_changed |= self._divisor != before
         header.send()
-        missing = any(not flag for flag, parameter in zip(own, parameters_of(trainer)) if parameter.grad_req != "null")
-        return header.read()["reached"] if missing else own
+        return header.read()["reached"]
 
     def before_update(self, trainer: Any) -> None:
-        """Refuse an update where another process divides by another number, or this one has missed a backward pass.
-
-        It waits only where this process's number has changed; the other processes then notice at their next sum.
-        """
-        if not self._own:
-            return
-        if not self.in_step:  # but in trainer.update, which alone knows the number
+        """In ``trainer.update``, which alone knows the number: refuse to divide by another one than other processes."""
+        if self._own and not self.in_step:
             self.counts(trainer, self._own, updates=True)
-        if self._has_changed:
-            header_of(trainer).read()
 
 
 def _loop(trainer: Any) -> _Loop:

@@ -67,7 +67,7 @@ def train(parallel, store, first, num, dtype="float32"):
     for number in range(first, first + num):
         random = np.random.default_rng([5, number])
         x, y = random.normal(size=(6, IN)), random.normal(size=(6, OUT))
-        x[:, 0] = abs(x[:, 0]) * (-1 if number % 4 == 1 and parallel._update_options.ignore_stale_grad else 1)
+        x[:, 0] = abs(x[:, 0]) * (-1 if number % 4 == 1 and parallel._step._options.ignore_stale_grad else 1)
         bounds = [0, *np.sort(random.integers(0, 7, num_workers - 1)).tolist(), 6]
         mine = slice(bounds[rank], bounds[rank + 1])
         parallel.step(*(nd.array(part[mine], dtype=dtype) for part in (x, y)) if mine.start < mine.stop else (None,))

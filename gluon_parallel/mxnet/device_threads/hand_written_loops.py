@@ -19,7 +19,7 @@ from typing import Any, Callable, Union
 
 from ...native import function
 from ..compat import mx
-from .thread import State, current_device, thread_of
+from .thread import State, here, thread_of
 
 _CFunction = Callable[..., int]  # of MXNet's C library
 _Handles = Union[ctypes.Array, ctypes.c_void_p]  # of arrays; or a null pointer
@@ -29,7 +29,6 @@ _CPU = 1  # MXNet's number of that kind of device
 _JOINT = "several devices"  # the thread that launches a backward pass over several devices whose graphs are connected
 
 _begin_pass, _end_pass = function("gp_begin_pass", 0), function("gp_end_pass", 0)  # of the thread that calls
-_here = threading.local()  # .on: whether this thread's calls are handed over
 _lock = threading.Lock()
 _installed = False
 _connected = False  # whether a graph over several devices has been recorded: then heads do not show the devices
@@ -46,7 +45,7 @@ def launch_by_device() -> None:
     about 40 us per call.
     """
     global _installed
-    _here.on = True
+    here.hands_over = True
     if _installed:
         return
     with _lock:
@@ -59,7 +58,6 @@ def launch_by_device() -> None:
         _LIB.MXNDArrayAt = _view(_LIB.MXNDArrayAt)
         _LIB.MXNDArraySlice = _view(_LIB.MXNDArraySlice)
         _LIB.MXNDArrayReshape64 = _view(_LIB.MXNDArrayReshape64)
-        os.register_at_fork(after_in_child=_here.__dict__.clear)
         _installed = True
 
 
@@ -81,10 +79,6 @@ def _device_of(handle: int) -> mx.Context | None:
     return _cpu(number) if kind == _CPU else None
 
 
-def _hands_over() -> bool:
-    return getattr(_here, "on", False) and current_device() is None
-
-
 def _invoke(original: _CFunction) -> _CFunction:
     copy = ctypes.c_void_p()
     mx.base.check_call(_LIB.NNGetOpHandle(b"_copyto", ctypes.byref(copy)))
@@ -95,7 +89,8 @@ def _invoke(original: _CFunction) -> _CFunction:
         call = functools.partial(original, operator, num_inputs, inputs, num_outputs, outputs, *options)
         is_copy = operator.value == copy.value and num_outputs._obj.value
         is_joint = is_copy and _note_connection(inputs[0], outputs._obj[0])
-        device = _device_of(inputs[0]) if num_inputs.value and _hands_over() else None
+        hands_over = here.hands_over and here.device is None
+        device = _device_of(inputs[0]) if num_inputs.value and hands_over else None
         if device is None:
             return call()
         # What follows from another device's pass may wait for that of this device, whose buffers it must not keep then.
@@ -185,15 +180,17 @@ def _backward(original: _CFunction) -> _CFunction:
     """MXAutogradBackwardEx: the backward pass from the heads, one device after the other where that is the same."""
 
     def backward(num: int, heads: ctypes.Array, gradients: _Handles, num_variables: int, *options: Any) -> int:
-        def call(heads: ctypes.Array = heads, gradients: _Handles = gradients) -> int:
-            return original(len(heads), heads, gradients, num_variables, *options)
-
         places = {_place_of(heads[index]) for index in range(num)}
         names = [_JOINT] if _connected else [f"{mx.Context.devtype2str[kind]}({number})" for kind, number in places]
         _last_backward.update(dict.fromkeys(names, time.monotonic()))
-        devices = [_device_of(heads[index]) for index in range(num)] if _hands_over() else [None]
+        hands_over = here.hands_over and here.device is None
+        devices = [_device_of(heads[index]) for index in range(num)] if hands_over else [None]
         if None in devices:
-            return call()
+            return original(num, heads, gradients, num_variables, *options)
+
+        def call(heads: ctypes.Array = heads, gradients: _Handles = gradients) -> int:
+            return original(len(heads), heads, gradients, num_variables, *options)
+
         if not _connected and not num_variables:
             _begin_pass()
             try:
@@ -229,11 +226,10 @@ def _launch(
 
     MXNet lists what it returns in memory of that thread: `num_outputs` long, copied here at the C pointers `outputs`.
     """
-    here, caller = State(), sys._getframe(1)
+    caller = sys._getframe(1)
 
     # The default keeps the caller's frame, and so the arrays that the call has by their handles only, after Ctrl-C.
     def launch(_caller: FrameType = caller) -> int:
-        here.apply()
         mx.base.check_call(call())  # here: the error's text belongs to the thread too
         for pointer in outputs:
             if pointer and num_outputs.value:
@@ -241,4 +237,4 @@ def _launch(
                 pointer.contents = pointer._type_.from_buffer(copied)  # which keeps `copied` alive
         return 0
 
-    return thread_of(device)(launch)
+    return thread_of(device)(functools.partial(State().call, launch))

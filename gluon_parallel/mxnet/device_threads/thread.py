@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import contextvars
 import ctypes
+import functools
 import os
 import queue
 import threading
@@ -28,7 +29,15 @@ _BUFFERS = 512
 # keeps them all, each as large as the largest operator needs.
 _FEW_BUFFERS = 1
 
-_here = threading.local()  # .device: of the device thread that runs this code
+
+class _Here(threading.local):
+    """What belongs to the thread that runs this code."""
+
+    device: mx.Context | str | tuple | None = None  # for which it launches: of a device thread, or of `acting_as`
+    hands_over = False  # whether its calls are launched from the threads of their devices, see `launch_by_device`
+
+
+here = _Here()
 _threads: dict[mx.Context | str, DeviceThread] = {}
 _lock = threading.Lock()
 _starting = threading.Lock()  # of a thread's buffers: their number is a variable of the whole process
@@ -46,14 +55,15 @@ _Result = TypeVar("_Result")
 
 
 class State:
-    """The flags of MXNet's C library, and the scopes of its Python code (names, attributes, default device, ...)."""
+    """The flags of MXNet's C library, the scopes of its Python code (names, default device, ...), context variables."""
 
     def __init__(self) -> None:
+        self._context = contextvars.copy_context()
         self._flags = mx.autograd.is_recording(), mx.autograd.is_training(), mx.util.is_np_shape()
         self._scopes = [vars(scope).copy() for scope in _SCOPES]
 
-    def apply(self) -> None:
-        """Give this thread the state of the thread that made this object."""
+    def call(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        """Call a function in another thread, which has the state of the thread that made this object from then on."""
         for scope, values in zip(_SCOPES, self._scopes):
             vars(scope).clear()
             vars(scope).update(values)
@@ -62,6 +72,7 @@ class State:
         mx.autograd.set_training(training)
         if mx.util.is_np_shape() != shapes:  # after the scopes: MXNet refuses NumPy arrays without these shapes
             mx.util.set_np_shape(shapes)
+        return self._context.run(function, *arguments)
 
 
 class _Job:
@@ -69,10 +80,10 @@ class _Job:
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self._function: Callable[[], Any] | None = function
-        self._result: Any = None
-        self._error: BaseException | None = None
-        self._done = threading.Lock()  # held until the function has ended
-        self._done.acquire()
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.done = threading.Lock()  # held until the function has ended
+        self.done.acquire()
         self._ending = threading.Lock()
         self._has_begun = self._is_left = False
 
@@ -81,29 +92,19 @@ class _Job:
             self._has_begun = True
         try:
             if self._function is not None:  # not interrupted before its turn
-                self._result = self._function()
+                self.result = self._function()
         except BaseException as error:  # every exception is raised again in the thread that waits
-            self._error = error
+            self.error = error
         with self._ending:
             self._function = None
             if self._is_left:
-                self._result = self._error = None  # whose traceback leads back here, and to the caller's arrays
-        self._done.release()
-
-    def wait(self) -> Any:
-        self._done.acquire()
-        if self._error is not None:
-            error, self._error = self._error, None
-            try:
-                raise error
-            finally:
-                del error  # a traceback that holds its own exception is freed late
-        return self._result
+                self.result = self.error = None  # whose traceback leads back here, and to the caller's arrays
+        self.done.release()
 
     def interrupt(self, thread: threading.Thread) -> None:
         """Raise KeyboardInterrupt in `thread` if it runs this job, and in no other one; never run it after this."""
         with self._ending:
-            self._is_left, self._result, self._error = True, None, None
+            self._is_left, self.result, self.error = True, None, None
             if not self._has_begun:
                 self._function = None
             elif self._function is not None:
@@ -133,13 +134,20 @@ class DeviceThread:
         job = _Job(function)
         try:
             self.jobs.put(job)
-            return job.wait()
+            job.done.acquire()
         except KeyboardInterrupt:
             job.interrupt(self.thread)
             raise
+        if job.error is not None:
+            error, job.error = job.error, None
+            try:
+                raise error
+            finally:
+                del error  # a traceback that holds its own exception is freed late
+        return job.result
 
     def _run(self) -> None:
-        _here.device = self.device
+        here.device = self.device
         is_named, is_part = isinstance(self.device, str), isinstance(self.device, tuple)
         copies = _BUFFERS if is_named else _FEW_BUFFERS
         own = environment("MXNET_CPU_TEMP_COPY", copies) if is_named or is_part else contextlib.nullcontext()
@@ -169,20 +177,15 @@ def thread_of(device: mx.Context | str | tuple) -> DeviceThread:
     return thread
 
 
-def current_device() -> mx.Context | str | None:
-    """The device whose thread runs this code, or None."""
-    return getattr(_here, "device", None)
-
-
 @contextlib.contextmanager
 def acting_as(device: mx.Context | str) -> Iterator[None]:
     """Within this block, this thread launches for that device, and hands nothing over to the thread of the device."""
-    before = current_device()
-    _here.device = device
+    before = here.device
+    here.device = device
     try:
         yield
     finally:
-        _here.device = before
+        here.device = before
 
 
 def device_threads() -> dict[int, mx.Context | str]:
@@ -235,7 +238,7 @@ def apply_on(function: Callable[..., _Result], calls: Sequence[tuple[mx.Context,
     if len(calls) != 1:
         return [call_from(device, function, *arguments) for device, arguments in calls]
     [(device, arguments)] = calls
-    if current_device() is not None:  # this thread launches for a device, or for a step, anyway
+    if here.device is not None:  # this thread launches for a device, or for a step, anyway
         return [function(*arguments)]
     with acting_as(device):
         return [function(*arguments)]
@@ -243,16 +246,9 @@ def apply_on(function: Callable[..., _Result], calls: Sequence[tuple[mx.Context,
 
 def call_from(device: mx.Context, function: Callable[..., _Result], *arguments: Any) -> _Result:
     """Call ``function(*arguments)`` from the thread of `device`, as :func:`parallel_apply` does."""
-    context = contextvars.copy_context()
-    if current_device() == device:
-        return context.run(function, *arguments)
-    state = State()
-
-    def call() -> _Result:
-        state.apply()
-        return context.run(function, *arguments)
-
-    return thread_of(device)(call)
+    if here.device == device:
+        return contextvars.copy_context().run(function, *arguments)
+    return thread_of(device)(functools.partial(State().call, function, *arguments))
 
 
 def device_of(arguments: Nested, number: int) -> mx.Context:
@@ -285,7 +281,7 @@ def _forget_threads() -> None:
     global _lock, _starting
     _lock, _starting = threading.Lock(), threading.Lock()
     _threads.clear()
-    _here.__dict__.clear()
+    here.__dict__.clear()
 
 
 atexit.register(end_all)

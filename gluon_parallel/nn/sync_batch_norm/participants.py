@@ -13,7 +13,7 @@ from ...mxnet import engine
 from ...mxnet.blocks import Executor, options_of
 from ...mxnet.compat import mx
 from ...mxnet.device_threads import launch_by_device
-from ...mxnet.device_threads.thread import current_device
+from ...mxnet.device_threads.thread import here
 from ...mxnet.engine import failures, functions
 from ...split import as_devices
 from ..blocks import blocks_of
@@ -110,7 +110,7 @@ class SynchronisedExecutor(Executor):
         self.groups = groups
 
     def __call__(self, *args: mx.nd.NDArray, **kwargs: Any) -> Any:
-        if current_device() is None:  # else this thread launches for one device anyway
+        if here.device is None:  # else this thread launches for one device anyway
             launch_by_device()
         if mx.autograd.is_training():
             enter(self.groups, args[0].ctx)
@@ -177,7 +177,7 @@ def start_anew(groups: Collection[SyncGroup]) -> None:
 
 
 def _failed_groups() -> list[SyncGroup]:
-    return [group for group in all_groups() if group.rendezvous.failure is not None]
+    return [group for group in groups_by_token.values() if group.rendezvous.failure is not None]
 
 
 def restart() -> None:
