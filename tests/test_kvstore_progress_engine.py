@@ -25,7 +25,8 @@ from gluon_parallel.kvstore.mpi.progress_engine import ProgressEngine
 from gluon_parallel.kvstore.mpi.python_sums import compressor
 from gluon_parallel.kvstore.mpi.shared_memory.memory import SharedMemory
 from gluon_parallel.kvstore.mpi.shared_memory.sums import KeySums
-from gluon_parallel.kvstore.mpi.transport import MPI_LOCK
+from gluon_parallel.kvstore.mpi.store import MPI
+from gluon_parallel.kvstore.mpi.transport import MPI_LOCK, made_within_limit
 from gluon_parallel.mxnet.engine import failures
 from gluon_parallel.native import new_mutex
 from gluon_parallel.native.records import C, address_of
@@ -316,3 +317,25 @@ def test_a_process_can_end_while_mpi_keeps_the_thread_that_has_called_it(engines
         ending.start()
         ending.join(60)
     assert left == [[1]]
+
+
+def test_a_group_that_mpi_could_not_make_has_failed_before_mpi_names_a_lost_process(monkeypatch, engines):
+    monkeypatch.setenv("GLUON_PARALLEL_MIN_PROCESSES", "1")
+    [progress] = engines(1)
+
+    def split():
+        raise RuntimeError("a process is lost")
+
+    with pytest.raises(gp.errors.WorkerLost, match="made no new group: a process is lost") as caught:
+        made_within_limit(progress, split)
+    assert progress.failure is caught.value  # else the training that goes on without it would end by the error
+
+
+def test_the_end_of_an_exchange_made_before_a_loss_does_not_end_the_key_of_one_made_after_it():
+    before, after = (types.SimpleNamespace(shared=types.SimpleNamespace(ended=[])) for _ in range(2))
+    store = object.__new__(MPI)
+    store._number, store._progress = 0, before
+    end = store.end_of_gather(7)
+    store._progress = after  # where keys are numbered anew
+    end()
+    assert before.shared.ended == [(0, 7)] and after.shared.ended == []

@@ -229,8 +229,12 @@ class Contract:
         """:meth:`start_sum` of that array."""
         self.pushpull(key, array, out=array)
 
-    def end_gather(self, key: Hashable) -> None:
-        """Note that this process gathers at that key no more; the garbage collector may call it at any time."""
+    def end_of_gather(self, key: Hashable) -> Callable[[], object]:
+        """The function that notes that this process gathers at that key no more.
+
+        The garbage collector may call it at any time, also after a loss, when the key is another exchange's.
+        """
+        return _nothing
 
     def shared_gather(self, key: Hashable, vector: np.ndarray) -> Any:
         """Where :meth:`gather` goes through shared memory, for the C library; None if it does not."""
@@ -321,6 +325,10 @@ class _Foreign(Contract):
     def _start_sum(self, key: Hashable, array: Any) -> None:
         self._open_for_sums(key, array.zeros_like())
         super()._start_sum(key, array)
+
+
+def _nothing() -> None:
+    """At the end of a gathering of a store that keeps nothing for it."""
 
 
 def contract(store: Any) -> Contract:

@@ -1,8 +1,9 @@
 """A training that loses processes in chosen states: ``python survival.py FILE FOLDER KIND MOMENT:NUMBER:STEP...``.
 
 KIND is a key of KINDS: the net and the loop. Process NUMBER is lost (killed, stopped, or in an endless loop) when it
-comes to MOMENT in step STEP; at the moments ``late`` and ``error`` it is one of those that go on. Process 0, or the one
-that takes its place, writes the weights to FILE and its run to FOLDER. Without MOMENT:NUMBER:STEP no process is lost.
+comes to MOMENT in step STEP; at the moments ``late``, ``behind`` and ``error`` it is one of those that go on. Process
+0, or the one that takes its place, writes the weights to FILE and its run to FOLDER. Without MOMENT:NUMBER:STEP no
+process is lost.
 """
 
 import functools
@@ -77,6 +78,23 @@ def late_behind_the_sums(store, step):
             time.sleep(0.01)
 
     gradients.wait = waited
+
+
+def go_on_behind_a_layer_that_has_failed(net, step):
+    """In that step, the pass of the first SyncBatchNorm has failed before the second one's is launched."""
+    first, second = (layer for layer in net if isinstance(layer, gluon.nn.BatchNorm))
+    forward, has_failed = second.forward, False
+
+    def late(*arguments):
+        nonlocal has_failed
+        until = time.monotonic() + 60
+        while TRAINING.num_steps == step and not has_failed:
+            has_failed = first.sync_group.rendezvous.failure is not None
+            assert time.monotonic() < until, "no process was lost"
+            time.sleep(0.01)
+        return forward(*arguments)
+
+    second.forward = late
 
 
 def raise_meanwhile():
@@ -253,6 +271,8 @@ def main(file, folder, kind, *losses):
             assert time.monotonic() < until, "no process was lost"
             time.sleep(0.01)
     training = KINDS[kind](net, trainer, data, folder)
+    if "behind" in LOSSES:
+        go_on_behind_a_layer_that_has_failed(net, LOSSES["behind"])
     lost_in("forward", net[-1], "forward")  # the statistics of the first layers are under way
     accuracy, outputs = training.epochs()
     gp.check_replicas(net, store)

@@ -122,7 +122,10 @@ def made_within_limit(progress: Any, make: Callable[[], Any]) -> Any:
     if failures:
         if MIN_PROCESSES not in os.environ:  # else the others may go on without the process that is lost
             leave_without_waiting()
-        raise WorkerLost(f"store 'mpi', {progress.name}: MPI made no new group: {failures[0]}") from failures[0]
+        error: Exception = WorkerLost(f"store 'mpi', {progress.name}: MPI made no new group: {failures[0]}")
+        error.__cause__ = failures[0]
+        progress.fail(error, tell=False)  # so whoever asks knows that the group has failed, also before MPI says it
+        raise error
     leave_without_waiting()
     advice = "Every process must make the same groups in the same order; look at their output"
     error = gave_up("store 'mpi', a new group", progress.name, progress.timeout, advice)

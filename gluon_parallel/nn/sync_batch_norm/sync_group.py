@@ -104,8 +104,6 @@ class SyncGroup:
                 f"{self.name}: it has the store of a group of its own, which cannot go on after a loss; give the layer "
                 "the store of all processes, with group='host' or group=k"
             )
-        if self.rendezvous.failure is not None:
-            failures.mark_reported(self.rendezvous.failure)
         self._exchanges.clear()
         self._are_open = False
         self.rendezvous.leave_processes()
