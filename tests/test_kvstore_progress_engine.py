@@ -339,3 +339,27 @@ def test_the_end_of_an_exchange_made_before_a_loss_does_not_end_the_key_of_one_m
     store._progress = after  # where keys are numbered anew
     end()
     assert before.shared.ended == [(0, 7)] and after.shared.ended == []
+
+
+def test_who_goes_on_after_a_failure_waits_until_it_has_ended_everything(engines):
+    (progress, _), order, begun, goes_on = engines(2), [], threading.Event(), threading.Event()
+
+    def abandon(_error):
+        begun.set()
+        assert goes_on.wait(60)
+        order.append("ended")
+
+    def go_on():
+        progress.wait_for_end()
+        order.append("goes on")
+
+    progress.shared = types.SimpleNamespace(abandon=abandon, close=lambda: None)
+    failing = threading.Thread(target=progress.fail, args=(gp.errors.WorkerLost("process 1 is lost"), False))
+    failing.start()
+    assert begun.wait(60) and progress.failure is not None  # so the training has heard of it
+    going_on = threading.Thread(target=go_on)
+    going_on.start()
+    goes_on.set()
+    in_parallel([failing.join, going_on.join])
+    assert order == ["ended", "goes on"]
+    progress.shared = None

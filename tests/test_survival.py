@@ -63,7 +63,7 @@ def check(undisturbed, folder, *losses, kind="prepared", num_processes=4, min_pr
     for name, array in expected.items():
         np.testing.assert_allclose(found[name], array, **CLOSE, err_msg=output)
     named = [word.split(":") for word in losses]
-    lost = {int(number) for moment, number, _ in named if moment not in ("late", "behind", "error")}
+    lost = {int(number) for moment, number, _ in named if moment not in ("late", "behind", "ended", "error")}
     for number in lost:
         words = "was killed by SIGKILL|has been stopped|made no step|was lost|has been silent"
         assert re.search(rf"rank {number} \(process \d+ on \S+\) ({words})", output)
@@ -91,6 +91,11 @@ def test_a_layer_that_has_failed_before_the_next_one_is_launched_changes_no_weig
 ):
     monkeypatch.setenv("GLUON_PARALLEL_SHARED_MEMORY", shared)
     check(undisturbed, tmp_path, "data:0:5", "behind:1:5", num_processes=3)
+
+
+def test_sums_that_end_just_before_a_loss_ends_them_change_no_weight(undisturbed, tmp_path, monkeypatch):
+    monkeypatch.setenv("GLUON_PARALLEL_SHARED_MEMORY", "0")  # where several gradients travel together
+    check(undisturbed, tmp_path, "data:0:5", "ended:1:0", kind="sparse", num_processes=3)
 
 
 @pytest.mark.slow

@@ -1,9 +1,9 @@
 """A training that loses processes in chosen states: ``python survival.py FILE FOLDER KIND MOMENT:NUMBER:STEP...``.
 
 KIND is a key of KINDS: the net and the loop. Process NUMBER is lost (killed, stopped, or in an endless loop) when it
-comes to MOMENT in step STEP; at the moments ``late``, ``behind`` and ``error`` it is one of those that go on. Process
-0, or the one that takes its place, writes the weights to FILE and its run to FOLDER. Without MOMENT:NUMBER:STEP no
-process is lost.
+comes to MOMENT in step STEP; at the moments ``late``, ``behind``, ``ended`` and ``error`` it is one of those that go
+on. Process 0, or the one that takes its place, writes the weights to FILE and its run to FOLDER. Without
+MOMENT:NUMBER:STEP no process is lost.
 """
 
 import functools
@@ -28,6 +28,7 @@ from gluon_parallel.kvstore.mpi.shared_memory import memory
 from gluon_parallel.kvstore.mpi.shared_memory.memory import SharedMemory
 from gluon_parallel.mxnet.engine.functions import one_error_at_a_time
 from gluon_parallel.native import locked
+from gluon_parallel.training.prepare import survival as survival_of_training
 from mxnet import gluon, nd
 
 NUM_EPOCHS, SAMPLES, BATCH = 3, 22, 6  # four batches each, of which the last one has 4 samples
@@ -95,6 +96,24 @@ def go_on_behind_a_layer_that_has_failed(net, step):
         return forward(*arguments)
 
     second.forward = late
+
+
+def end_exchanges_late():
+    """Sums that end just before a loss ends them fail only when this process has had time to wait for everything."""
+    abandon, forget, has_waited = SharedMemory.abandon, survival_of_training.forget_failures, threading.Event()
+
+    def abandoned(memory, error):
+        ended = [exchange for exchange in memory._sums if not exchange.record.state]
+        abandon(memory, error)
+        has_waited.wait(1)
+        for exchange in ended:
+            exchange.fail(error)
+
+    def forgotten():
+        forget()
+        has_waited.set()
+
+    SharedMemory.abandon, survival_of_training.forget_failures = abandoned, forgotten
 
 
 def raise_meanwhile():
@@ -249,6 +268,8 @@ def main(file, folder, kind, *losses):
             LOSSES[moment] = int(step)
             if moment == "late":
                 late_behind_the_sums(store, int(step))
+            elif moment == "ended":
+                end_exchanges_late()
             elif moment == "error":
                 raise_meanwhile()
     lost_in("start", gp.Run, "share")

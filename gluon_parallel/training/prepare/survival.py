@@ -259,6 +259,7 @@ class Survival:
         """Go on with those that are left; returns the result of what was under way, if another process has it."""
         began, lost, store = time.monotonic(), [], self._store
         while True:
+            kvstore.end_exchanges(store)
             end_abandoned_steps()
             forget_failures()
             drop_tracebacks()
