@@ -263,6 +263,20 @@ def test_a_process_that_holds_pythons_lock_shows_its_innermost_calls(tmp_path, d
     assert stack.of_process(process.pid, file) == ""
 
 
+def test_the_stack_of_a_process_that_is_slow_to_write_it_is_whole(monkeypatch, tmp_path):
+    writing = [True, True, True, False]
+    with (tmp_path / "stack").open("w+b", buffering=0) as file:
+        file.write(b"Stack (most recent call first):\n")
+
+        def answers(_process):
+            if len(writing) == 1:  # it stood still before
+                file.write(b'  File "a.py", line 3 in load\n')
+            return writing.pop(0)
+
+        monkeypatch.setattr(stack, "_answers", answers)
+        assert stack._in_words(stack._answer(file, os.getpid())) == "a.py:3 load"
+
+
 @pytest.mark.parametrize("wakeup", ["free", "taken"])
 def test_sigusr1_is_neither_a_forked_processs_nor_taken_from_a_later_handler(tmp_path, wakeup):
     environment = {**os.environ, report.FOLDER: str(tmp_path)}

@@ -25,7 +25,8 @@ from gluon_parallel.kvstore.mpi.progress_engine import ProgressEngine
 from gluon_parallel.kvstore.mpi.python_sums import compressor
 from gluon_parallel.kvstore.mpi.shared_memory.memory import SharedMemory
 from gluon_parallel.kvstore.mpi.shared_memory.sums import KeySums
-from gluon_parallel.kvstore.mpi.transport import MPI_LOCK
+from gluon_parallel.kvstore.mpi.store import MPI
+from gluon_parallel.kvstore.mpi.transport import MPI_LOCK, made_within_limit
 from gluon_parallel.mxnet.engine import failures
 from gluon_parallel.native import new_mutex
 from gluon_parallel.native.records import C, address_of
@@ -316,3 +317,49 @@ def test_a_process_can_end_while_mpi_keeps_the_thread_that_has_called_it(engines
         ending.start()
         ending.join(60)
     assert left == [[1]]
+
+
+def test_a_group_that_mpi_could_not_make_has_failed_before_mpi_names_a_lost_process(monkeypatch, engines):
+    monkeypatch.setenv("GLUON_PARALLEL_MIN_PROCESSES", "1")
+    [progress] = engines(1)
+
+    def split():
+        raise RuntimeError("a process is lost")
+
+    with pytest.raises(gp.errors.WorkerLost, match="made no new group: a process is lost") as caught:
+        made_within_limit(progress, split)
+    assert progress.failure is caught.value  # else the training that goes on without it would end by the error
+
+
+def test_the_end_of_an_exchange_made_before_a_loss_does_not_end_the_key_of_one_made_after_it():
+    before, after = (types.SimpleNamespace(shared=types.SimpleNamespace(ended=[])) for _ in range(2))
+    store = object.__new__(MPI)
+    store._number, store._progress = 0, before
+    end = store.end_of_gather(7)
+    store._progress = after  # where keys are numbered anew
+    end()
+    assert before.shared.ended == [(0, 7)] and after.shared.ended == []
+
+
+def test_who_goes_on_after_a_failure_waits_until_it_has_ended_everything(engines):
+    (progress, _), order, begun, goes_on = engines(2), [], threading.Event(), threading.Event()
+
+    def abandon(_error):
+        begun.set()
+        assert goes_on.wait(60)
+        order.append("ended")
+
+    def go_on():
+        progress.wait_for_end()
+        order.append("goes on")
+
+    progress.shared = types.SimpleNamespace(abandon=abandon, close=lambda: None)
+    failing = threading.Thread(target=progress.fail, args=(gp.errors.WorkerLost("process 1 is lost"), False))
+    failing.start()
+    assert begun.wait(60) and progress.failure is not None  # so the training has heard of it
+    going_on = threading.Thread(target=go_on)
+    going_on.start()
+    goes_on.set()
+    in_parallel([failing.join, going_on.join])
+    assert order == ["ended", "goes on"]
+    progress.shared = None

@@ -6,9 +6,12 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
+
+from gluon_parallel.mxnet.device_threads import stuck
 
 # (devices take part in one net; `form` says what the loop does between the launches)
 PROGRAM = """
@@ -107,7 +110,7 @@ def start(folder, forms, hybridize):
     script.write_text(PROGRAM)
     return subprocess.Popen(
         [sys.executable, str(script), json.dumps(forms), "hybridize" if hybridize else "no"],
-        env={**os.environ, "GLUON_PARALLEL_TIMEOUT": "100"},
+        env={**os.environ, "GLUON_PARALLEL_TIMEOUT": "200"},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
 
@@ -166,6 +169,31 @@ def test_a_process_that_is_stopped_for_a_while_is_not_taken_for_a_loop_that_cann
     process.stdin.write("go on\ngo on\n")
     process.stdin.flush()
     assert results_of(process)["stopped"][0] == "fine"
+
+
+@pytest.mark.parametrize(
+    ("times", "computes"),
+    [
+        ({7: (5.0, 1.0)}, False),
+        ({7: (5.2, 1.0)}, True),
+        ({7: (5.0, 1.9)}, True),  # others had the cores for most of the time
+        ({7: (5.0, 1.1), 8: (0.0, 1.9)}, False),  # number 8 waits in a layer
+        ({7: (5.0, 1.0), 10: (0.2, 0.0)}, True),  # a new thread
+    ],
+)
+def test_a_thread_that_other_programs_keep_from_the_cores_computes(monkeypatch, times, computes):
+    loop = stuck.StuckLoop()
+    loop._since, loop._times = 100.0, {7: (5.0, 1.0), 8: (0.0, 0.0), 9: (3.0, 0.0)}  # number 9 has ended since
+    monkeypatch.setattr(stuck, "_asked", {7: 99.0, 8: 101.0})
+    assert loop._computes(101.6, times) is computes
+
+
+def test_threads_times_are_seconds():
+    before, began = stuck._time_of(threading.get_native_id()), time.thread_time()
+    sum(range(1_000_000))
+    spent, (used, ready) = time.thread_time() - began, stuck._time_of(threading.get_native_id())
+    assert 0.5 * spent - 0.02 < used - before[0] < 2 * spent + 0.02  # some kernels count in hundredths of a second
+    assert ready >= before[1]
 
 
 FAILS = """

@@ -62,9 +62,8 @@ def check(undisturbed, folder, *losses, kind="prepared", num_processes=4, min_pr
     assert found.keys() == expected.keys()
     for name, array in expected.items():
         np.testing.assert_allclose(found[name], array, **CLOSE, err_msg=output)
-    lost = {
-        int(number) for moment, number, _ in (word.split(":") for word in losses) if moment not in ("late", "error")
-    }
+    named = [word.split(":") for word in losses]
+    lost = {int(number) for moment, number, _ in named if moment not in ("late", "behind", "ended", "error")}
     for number in lost:
         words = "was killed by SIGKILL|has been stopped|made no step|was lost|has been silent"
         assert re.search(rf"rank {number} \(process \d+ on \S+\) ({words})", output)
@@ -84,6 +83,19 @@ def check(undisturbed, folder, *losses, kind="prepared", num_processes=4, min_pr
 
 def test_processes_that_are_lost_one_after_the_other_change_no_weight(undisturbed, tmp_path):
     check(undisturbed, tmp_path, "prepare:3:0", "forward:0:5", "evaluation:1:8")
+
+
+@pytest.mark.parametrize("shared", [pytest.param("1", marks=pytest.mark.slow), "0"])
+def test_a_layer_that_has_failed_before_the_next_one_is_launched_changes_no_weight(
+    undisturbed, tmp_path, monkeypatch, shared
+):
+    monkeypatch.setenv("GLUON_PARALLEL_SHARED_MEMORY", shared)
+    check(undisturbed, tmp_path, "data:0:5", "behind:1:5", num_processes=3)
+
+
+def test_sums_that_end_just_before_a_loss_ends_them_change_no_weight(undisturbed, tmp_path, monkeypatch):
+    monkeypatch.setenv("GLUON_PARALLEL_SHARED_MEMORY", "0")  # where several gradients travel together
+    check(undisturbed, tmp_path, "data:0:5", "ended:1:0", kind="sparse", num_processes=3)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -162,6 +163,22 @@ def test_a_layer_that_fails_while_the_failed_step_ends_begins_again_too(monkeypa
     assert first.rendezvous.failure is None and last.rendezvous.failure is None
 
 
+def test_after_a_loss_nothing_raises_what_has_failed_before_it():
+    _, layers = layers_on(2, num_layers=3)
+    groups = [layer.sync_group for layer in layers]
+    groups[0].rendezvous.close(gp.errors.WorkerLost("process 0 is lost"))
+    participants.start_anew(groups[1:2])  # the next layer is launched: the first one keeps its failure
+    assert groups[0].unreported
+    groups[2].callback_failed(gp.errors.WorkerLost("process 0 is lost"), [])  # a layer of this process alone
+    participants.failures.remember(gp.errors.WorkerLost("process 0 is lost"))  # of a function that writes no array
+    _unread = mx.nd.linalg.potrf(mx.nd.array([[-1.0]]))  # of the user's
+    participants.forget_failures()
+    with pytest.raises(mx.base.MXNetError, match="potrf|positive"):
+        participants.start_anew(groups)
+    participants.start_anew(groups)
+    assert [group.rendezvous.failure for group in groups] == [None] * 3
+
+
 def test_devices_whose_time_runs_out_together_fail_one_after_the_other(monkeypatch):
     (devices, [layer]), moments = layers_on(4), []
     group = layer.sync_group
@@ -292,3 +309,23 @@ def test_a_step_without_samples_has_a_limit_where_the_others_begin_nothing_that_
     words = "no exchange of the net's .* has begun, .* waited .* or of a loss that is a block"
     with pytest.raises(BarrierTimeout, match=words):
         following._follow()
+
+
+def test_the_thread_of_a_step_that_a_loss_has_broken_off_ends_before_the_others_go_on():
+    has_failed, order = threading.Event(), []
+
+    def announce(_step):  # what it exchanges has not failed yet
+        assert has_failed.wait(60)
+        order.append("the step")
+
+    def regroup():
+        join.end_abandoned_steps()
+        order.append("those that are left")
+
+    broken_off = join._Step(announce, None)
+    regrouping = threading.Thread(target=regroup)
+    regrouping.start()
+    has_failed.set()
+    regrouping.join()
+    broken_off.thread.join()
+    assert order == ["the step", "those that are left"]

@@ -17,6 +17,7 @@ from .groups import group as group
 from .groups import sync_group as sync_group
 from .mpi.startup import leave_because as leave_because
 from .mpi.startup import tell_others as tell_others
+from .survival import end_exchanges as end_exchanges
 from .survival import has_failed as has_failed
 from .survival import regroup as regroup
 from .survival import survives as survives

@@ -66,7 +66,7 @@ class Exchange:
         self.timeout = timeout
         self._key = next(state_of(self._contract).new_keys) if key is None else key
         if key is None and self._vectors is not None:  # else another one may use it
-            weakref.finalize(self, self._vectors.end_gather, self._key).atexit = False
+            weakref.finalize(self, self._vectors.end_of_gather(self._key)).atexit = False
         self._contract.describe(self._key, name)
         self.shared_gather = None  # where vectors go through shared memory, which the C library can do as well
         self._begun, self._lock = (0, -1), threading.Lock()

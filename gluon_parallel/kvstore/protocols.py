@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -94,8 +94,11 @@ class Vectors(Protocol):
     def reduce(self, key: Hashable, message: np.ndarray, direction: int) -> np.ndarray:
         """The messages of all processes, (n,) float64, combined by :func:`.combine`."""
 
-    def end_gather(self, key: Hashable) -> None:
-        """Note that this process gathers at that key no more; the garbage collector may call it at any time."""
+    def end_of_gather(self, key: Hashable) -> Callable[[], object]:
+        """The function that notes that this process gathers at that key no more.
+
+        The garbage collector may call it at any time, also after a loss, when the key is another exchange's.
+        """
 
 
 @runtime_checkable

@@ -35,6 +35,12 @@ def has_failed(store: Any) -> bool:
     return False
 
 
+def end_exchanges(store: Any) -> None:
+    """Wait until what has ended the exchanges of `store` has ended all of them, so that no array fails later."""
+    for one in store._progress.engines:
+        one.wait_for_end()
+
+
 def regroup(store: Any) -> list[int]:
     """Have `store` meet the processes that are left; all of them call it, with nothing in flight.
 

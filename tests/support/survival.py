@@ -1,8 +1,9 @@
 """A training that loses processes in chosen states: ``python survival.py FILE FOLDER KIND MOMENT:NUMBER:STEP...``.
 
 KIND is a key of KINDS: the net and the loop. Process NUMBER is lost (killed, stopped, or in an endless loop) when it
-comes to MOMENT in step STEP; at the moments ``late`` and ``error`` it is one of those that go on. Process 0, or the one
-that takes its place, writes the weights to FILE and its run to FOLDER. Without MOMENT:NUMBER:STEP no process is lost.
+comes to MOMENT in step STEP; at the moments ``late``, ``behind``, ``ended`` and ``error`` it is one of those that go
+on. Process 0, or the one that takes its place, writes the weights to FILE and its run to FOLDER. Without
+MOMENT:NUMBER:STEP no process is lost.
 """
 
 import functools
@@ -27,6 +28,7 @@ from gluon_parallel.kvstore.mpi.shared_memory import memory
 from gluon_parallel.kvstore.mpi.shared_memory.memory import SharedMemory
 from gluon_parallel.mxnet.engine.functions import one_error_at_a_time
 from gluon_parallel.native import locked
+from gluon_parallel.training.prepare import survival as survival_of_training
 from mxnet import gluon, nd
 
 NUM_EPOCHS, SAMPLES, BATCH = 3, 22, 6  # four batches each, of which the last one has 4 samples
@@ -77,6 +79,41 @@ def late_behind_the_sums(store, step):
             time.sleep(0.01)
 
     gradients.wait = waited
+
+
+def go_on_behind_a_layer_that_has_failed(net, step):
+    """In that step, the pass of the first SyncBatchNorm has failed before the second one's is launched."""
+    first, second = (layer for layer in net if isinstance(layer, gluon.nn.BatchNorm))
+    forward, has_failed = second.forward, False
+
+    def late(*arguments):
+        nonlocal has_failed
+        until = time.monotonic() + 60
+        while TRAINING.num_steps == step and not has_failed:
+            has_failed = first.sync_group.rendezvous.failure is not None
+            assert time.monotonic() < until, "no process was lost"
+            time.sleep(0.01)
+        return forward(*arguments)
+
+    second.forward = late
+
+
+def end_exchanges_late():
+    """Sums that end just before a loss ends them fail only when this process has had time to wait for everything."""
+    abandon, forget, has_waited = SharedMemory.abandon, survival_of_training.forget_failures, threading.Event()
+
+    def abandoned(memory, error):
+        ended = [exchange for exchange in memory._sums if not exchange.record.state]
+        abandon(memory, error)
+        has_waited.wait(1)
+        for exchange in ended:
+            exchange.fail(error)
+
+    def forgotten():
+        forget()
+        has_waited.set()
+
+    SharedMemory.abandon, survival_of_training.forget_failures = abandoned, forgotten
 
 
 def raise_meanwhile():
@@ -231,6 +268,8 @@ def main(file, folder, kind, *losses):
             LOSSES[moment] = int(step)
             if moment == "late":
                 late_behind_the_sums(store, int(step))
+            elif moment == "ended":
+                end_exchanges_late()
             elif moment == "error":
                 raise_meanwhile()
     lost_in("start", gp.Run, "share")
@@ -243,7 +282,7 @@ def main(file, folder, kind, *losses):
     if kind == "trainer":
         lost_in("update", trainer, "_update", behind=True)
     else:
-        lost_in("update", importlib.import_module("gluon_parallel.step.update"), "update_copies", behind=True)
+        lost_in("update", importlib.import_module("gluon_parallel.step.training_step"), "update_copies", behind=True)
     lost_in("evaluation", mx.metric.Accuracy, "update")
     lost_in("saving", gp.archive, "write")
     if any(word.startswith("prepare:") for word in losses):  # lost before gp.prepare, to which the others come later
@@ -253,6 +292,8 @@ def main(file, folder, kind, *losses):
             assert time.monotonic() < until, "no process was lost"
             time.sleep(0.01)
     training = KINDS[kind](net, trainer, data, folder)
+    if "behind" in LOSSES:
+        go_on_behind_a_layer_that_has_failed(net, LOSSES["behind"])
     lost_in("forward", net[-1], "forward")  # the statistics of the first layers are under way
     accuracy, outputs = training.epochs()
     gp.check_replicas(net, store)

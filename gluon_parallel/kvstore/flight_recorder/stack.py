@@ -46,7 +46,7 @@ def of_process(process: int, file: int) -> str:
             with open(name, "r+b", buffering=0) as opened:
                 opened.truncate(0)
                 os.kill(process, _SIGNAL)
-                return _in_words(_answer(opened))
+                return _in_words(_answer(opened, process))
     return ""
 
 
@@ -61,16 +61,26 @@ def of_this_process() -> str:
     return _joined(one for one in frames if not one[0].startswith(_HERE))
 
 
-def _answer(file: Any) -> str:
-    """What comes into a file, once no more does."""
+def _answer(file: Any, process: int) -> str:
+    """What comes into a file, once no more does; a busy machine may stop that process in the middle of it."""
     until, text = time.monotonic() + _WAIT, b""
     while time.monotonic() < until:
         time.sleep(0.02)
+        has_ended = not _answers(process)
         file.seek(0)
         before, text = text, file.read()
-        if text and text == before:
+        if text and has_ended:
             break
+        if text != before:
+            until = time.monotonic() + _WAIT
     return text.decode(errors="replace")
+
+
+def _answers(process: int) -> bool:
+    """Whether the main thread of a process still has to answer, or writes: the signal is blocked meanwhile."""
+    with open(f"/proc/{process}/status", encoding="ascii", errors="replace") as status:
+        masks = re.findall(r"^(?:SigPnd|ShdPnd|SigBlk):\t(.*)$", status.read(), re.MULTILINE)
+    return any(int(mask, 16) >> (_SIGNAL - 1) & 1 for mask in masks)
 
 
 def _in_words(text: str) -> str:

@@ -60,6 +60,7 @@ class ProgressEngine:
         self.messages = Messages(comm, self.mpi)
         self.persistent: bool = has_persistent() if whole is None else whole.persistent
         self.failure: Exception | None = None
+        self._has_ended = threading.Event()  # whether everything that was under way has ended with it
         self.shared: Any = None  # :class:`.SharedMemory`, whose exchanges are watched here and not moved
         self.everyone = ProcessGroup(self, comm, list(range(self.size)), OF_ALL)
         self.groups = dict.fromkeys(OF_ALL, self.everyone)
@@ -175,8 +176,14 @@ class ProgressEngine:
             self._submitted.popleft()()
         if self.shared is not None:
             self.shared.abandon(error)
+        self._has_ended.set()
         if self.whole is not None:
             self.whole._wake()
+
+    def wait_for_end(self) -> None:
+        """After a failure of one of :attr:`engines`, wait until it has ended everything that was under way here."""
+        self._wake()  # this engine may not have heard of it yet
+        self._has_ended.wait(self.timeout)
 
     def disown(self, error: Exception) -> None:
         """In a fork of the process that has made it, which has none of its threads: raise `error` from now on."""
@@ -212,6 +219,7 @@ class ProgressEngine:
             self._thread.join(self.timeout)
         if self.shared is not None:
             self.shared.close()
+        self._has_ended.set()
 
     def _take_leave(self, reason: str, deadline: float) -> None:
         """Say that this process ends, and wait for the others to say so; the lock is held."""

@@ -243,9 +243,9 @@ class MPI(Store):
         bounds = [rank * value.size for rank in range(self.num_workers + 1)]
         self._gather_by_mpi("g", key, [value], [out], bounds, priority)
 
-    def end_gather(self, key: Hashable) -> None:
-        if self._progress.shared is not None:
-            self._progress.shared.ended.append((self._number, key))
+    def end_of_gather(self, key: Hashable) -> Callable[[], object]:
+        shared = self._progress.shared
+        return _nothing if shared is None else functools.partial(shared.ended.append, (self._number, key))
 
     def shared_gather(self, key: Hashable, vector: np.ndarray) -> SharedGather | None:
         shared = self._progress.shared

@@ -130,7 +130,9 @@ def made_within_limit(progress: Any, make: Callable[[], Any]) -> Any:
     if failures:
         if MIN_PROCESSES not in os.environ:  # else the others may go on without the process that is lost
             leave_without_waiting()
-        raise WorkerLost(f"store 'mpi', {progress.name}: MPI made no new group: {failures[0]}") from failures[0]
+        failure = WorkerLost(f"store 'mpi', {progress.name}: MPI made no new group: {failures[0]}")
+        progress.fail(failure, tell=False)  # so whoever asks knows that the group has failed, also before MPI says it
+        raise failure from failures[0]
     return made[0]
 
 

@@ -1,16 +1,19 @@
 """Detection of a loop that waits for a result before it has launched all devices, so that the wait cannot end.
 
-A layer that waits for the other devices asks a :class:`StuckLoop` every half second. Its answer is certain only if
+A layer that waits for the other devices asks a :class:`StuckLoop` several times a second. Its answer is certain only if
 
 - a Python thread waits inside MXNet, at the same instruction as a while ago,
 - no other Python thread can launch anything: each waits likewise, or runs only code of libraries, and
-- nothing is computed: MXNet's threads and those that wait have used no processor time for a while.
+- nothing is computed: MXNet's threads and those that wait have used no processor time for a while, and none was kept
+  from it by other programs.
 
-So a slow device, a long compilation, and a process that was stopped for a time are not taken for such a loop.
+So a slow device, a long compilation, a process that was stopped for a time and one on a busy machine are not taken for
+such a loop.
 """
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import os
 import site
@@ -28,7 +31,8 @@ from .thread import device_threads
 
 _OBSERVED = 1.5  # seconds during which nothing must have changed
 _LONGEST_PAUSE = 1.2  # seconds between two looks; after a longer one the process was stopped, and all begins anew
-_IDLE = 0.03  # share of one core below which these threads are idle
+_IDLE = 0.03  # share of one core below which these threads are idle,
+_READY = 0.3  # if they have been ready to run, without a core, for less than this share of the time
 
 _ROOM = Path(__file__).resolve().parents[1]
 _PACKAGE = str(_ROOM.parent) + os.sep
@@ -46,13 +50,21 @@ _LAUNCHING = tuple(f"{os.sep}{name}{os.sep}" for name in ("gluoncv", "gluonnlp",
 _END = "the end of the program"  # which waits for all operators; nothing of the user's code runs any more
 
 
+_asked: dict[int, float] = {}  # thread, by its number in the system -> when a device last waited in it
+
+
+def note_wait() -> None:
+    """A device waits in this thread, which wakes up now and then to see what the others do."""
+    _asked[threading.get_native_id()] = time.monotonic()
+
+
 class StuckLoop:
     """Watch the threads of this process while a device waits for others."""
 
     def __init__(self) -> None:
         self._since = self._last = 0.0
         self._before: dict[int, tuple[int, int]] | None = None
-        self._ticks = 0
+        self._times: dict[int, tuple[float, float]] = {}
 
     def look(self) -> str | None:
         """Where the loop waits, once it is certain that no device can be launched any more; else None.
@@ -62,16 +74,25 @@ class StuckLoop:
         now = time.monotonic()
         waits = self._waits()
         if waits is None or waits != self._before or now - self._last > _LONGEST_PAUSE:
-            self._before, self._since, self._ticks = waits, now, _ticks(waits or {})
+            self._before, self._since, self._times = waits, now, _times(waits or {})
         self._last = now
         if waits is None or now - self._since < _OBSERVED:
             return None
-        used = (_ticks(waits) - self._ticks) / os.sysconf("SC_CLK_TCK")
-        if used > _IDLE * (now - self._since):
+        if self._computes(now, _times(waits)):
             self._before = None
             return None
         frames = [frame for frame in sys._current_frames().values() if _waits_for_mxnet(frame)]
         return next(filter(None, map(_user_line, frames)), _END)
+
+    def _computes(self, now: float, times: dict[int, tuple[float, float]]) -> bool:
+        """Whether threads have used processor time, or were ready to, since the observation began."""
+        used = ready = 0.0
+        for task, (after, ready_after) in times.items():
+            before, ready_before = self._times.get(task, (0.0, 0.0))
+            used += max(0.0, after - before)
+            if _asked.get(task, 0.0) < self._since:  # else it wakes up to ask, and waits for a core each time
+                ready += max(0.0, ready_after - ready_before)
+        return used > _IDLE * (now - self._since) or ready > _READY * (now - self._since)
 
     def _waits(self) -> dict[int, tuple[int, int]] | None:
         """{thread: the instruction at which it waits}, or None if none waits or one may still launch a device."""
@@ -129,8 +150,8 @@ def _user_line(frame: FrameType) -> str | None:
     return None
 
 
-def _ticks(waits: Collection[int]) -> int:
-    """Processor time, in clock ticks, of MXNet's threads, the devices', and the Python threads `waits`."""
+def _times(waits: Collection[int]) -> dict[int, tuple[float, float]]:
+    """Of MXNet's threads, the devices', and the Python threads `waits`: what :func:`_time_of` says of each."""
     others = {
         thread.native_id
         for thread in threading.enumerate()
@@ -139,13 +160,22 @@ def _ticks(waits: Collection[int]) -> int:
         and not isinstance(thread, threading._DummyThread)  # a thread of MXNet that has run Python code
     }
     others.add(threading.get_native_id())
-    ticks = 0
-    for task in os.listdir("/proc/self/task"):
-        if int(task) not in others:
-            try:
-                with open(f"/proc/self/task/{task}/stat", encoding="ascii", errors="replace") as file:
-                    fields = file.read().rpartition(")")[2].split()
-            except OSError:  # the thread has just ended
-                continue
-            ticks += int(fields[11]) + int(fields[12])
-    return ticks
+    times = {}
+    for task in map(int, os.listdir("/proc/self/task")):
+        if task not in others:
+            with contextlib.suppress(OSError):  # the thread has just ended
+                times[task] = _time_of(task)
+    return times
+
+
+def _time_of(task: int) -> tuple[float, float]:
+    """Seconds of processor time of a thread; and in which it was ready to run, and others had the cores."""
+    folder = f"/proc/self/task/{task}"
+    try:
+        with open(f"{folder}/schedstat", encoding="ascii") as file:
+            used, ready, _ = map(int, file.read().split())
+        return used / 1e9, ready / 1e9
+    except (FileNotFoundError, ValueError):  # a kernel that does not tell; or the thread has ended
+        with open(f"{folder}/stat", encoding="ascii", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), 0.0

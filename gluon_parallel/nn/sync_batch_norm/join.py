@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,15 @@ _ADVICE = (
 _PAUSE = 0.001  # seconds between two gatherings
 
 
+_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # of all steps
+
+
+def end_abandoned_steps() -> None:
+    """Wait until the threads of steps that a loss has broken off have ended: later they would meet those that go on."""
+    for thread in list(_threads):
+        thread.join()
+
+
 class _Step:
     """A step of a process with samples, in which others have none."""
 
@@ -37,6 +47,7 @@ class _Step:
         self.has_ended = self.is_abandoned = False
         self.error: Exception | None = None
         self.thread = threading.Thread(target=announce, args=[self], name="join", daemon=True)
+        _threads.add(self.thread)
         self.thread.start()
 
 

@@ -164,16 +164,25 @@ def start_anew(groups: Collection[SyncGroup]) -> None:
     # Look at all groups now: a step may call its layers one by one, and in its middle to wait would be a deadlock.
     if any(group.has_moved() for group in groups) or _failed_groups():
         restart()
-    unreported = next((group.unreported for group in groups if group.unreported), None)
-    if unreported:
-        error = unreported[0]
-        unreported.clear()
+    error = _take_unreported(groups)
+    if error is not None:
         for group in all_groups():
             if group.is_launched_in_part():  # its other devices will not come
                 group.abandon(error)
         raise failures.fresh(error)
     if failures.kept:
         failures.check()
+
+
+def _take_unreported(groups: Collection[SyncGroup]) -> BaseException | None:
+    """The first unreported failure of the step in which one of `groups` has failed; all of it count as raised then."""
+    unreported = next((group.unreported for group in groups if group.unreported), None)
+    if unreported is None:
+        return None
+    with _restarting:  # threads of several devices come here at once
+        error = unreported[0] if unreported else None
+        unreported.clear()
+    return error
 
 
 def _failed_groups() -> list[SyncGroup]:
@@ -203,6 +212,23 @@ def restart() -> None:
         for group in moved:
             group.count_anew()
             group.prepare()
+
+
+def forget_failures() -> None:
+    """Wait for everything that has been launched, and forget what has failed: after a loss, all of it is repeated.
+
+    So no failure that the lost process has caused is raised while the others go on without it. The error of an operator
+    of the user's, which nobody has read, is still raised by the next :func:`.failures.check`.
+    """
+    drain()
+    for group in all_groups():  # also those that exchange with no other process: what they have read may have failed
+        group.unreported = []
+        if group.rendezvous.failure is not None:
+            failures.mark_reported(group.rendezvous.failure)
+            group.reopen()
+    for error in failures.take_unreported():  # no array carries it, or none that anybody reads
+        if isinstance(error, mx.base.MXNetError):
+            failures.put_back(error)
 
 
 def drain() -> None:

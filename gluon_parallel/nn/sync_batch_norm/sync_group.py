@@ -18,7 +18,7 @@ from ...kvstore.exchange import Exchange, open_store
 from ...mxnet import engine
 from ...mxnet.attached import Attached
 from ...mxnet.compat import mx
-from ...mxnet.device_threads import StuckLoop
+from ...mxnet.device_threads import StuckLoop, note_wait
 from ...mxnet.device_threads.hand_written_loops import may_have_gone_backward
 from ...mxnet.engine import failures
 from .rendezvous import DIRECTIONS, Rendezvous
@@ -104,8 +104,6 @@ class SyncGroup:
                 f"{self.name}: it has the store of a group of its own, which cannot go on after a loss; give the layer "
                 "the store of all processes, with group='host' or group=k"
             )
-        if self.rendezvous.failure is not None:
-            failures.mark_reported(self.rendezvous.failure)
         self._exchanges.clear()
         self._are_open = False
         self.rendezvous.leave_processes()
@@ -142,6 +140,7 @@ class SyncGroup:
         self, direction: str, call: int, waiting: list[str], missing: list[str]
     ) -> DeviceNotLaunched | None:
         """The error that ends a wait for devices which cannot be launched any more; None while they may come."""
+        note_wait()
         if direction == "forward" and any(self._launched.get(name, 0) > call for name in missing):
             return None
         times = {name: self._launched_at.get(name, 0.0) for name in missing}

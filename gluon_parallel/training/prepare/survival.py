@@ -21,7 +21,8 @@ from ...mxnet.compat import mx
 from ...mxnet.engine.failures import drop_tracebacks
 from ...mxnet.parameters import forget_call_with_first_values, has_values, is_differentiable
 from ...mxnet.trainers import has_made_store, parameters_of, set_progress_of_store, waiting_for_store, want_store
-from ...nn.sync_batch_norm.participants import drain, groups_of
+from ...nn.sync_batch_norm.join import end_abandoned_steps
+from ...nn.sync_batch_norm.participants import forget_failures, groups_of
 from ...nn.sync_batch_norm.sync_group import all_groups
 from ...step import trainer_loops
 from ...step.first_step import broadcast_others
@@ -258,7 +259,9 @@ class Survival:
         """Go on with those that are left; returns the result of what was under way, if another process has it."""
         began, lost, store = time.monotonic(), [], self._store
         while True:
-            drain()
+            kvstore.end_exchanges(store)
+            end_abandoned_steps()
+            forget_failures()
             drop_tracebacks()
             if self._steps:
                 self._put_back()
