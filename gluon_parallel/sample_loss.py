@@ -11,11 +11,10 @@ import numpy as np
 from .errors import BatchMismatch
 from .mxnet.compat import mx
 from .mxnet.compat.array_types import BFLOAT16, Nested, as_current, as_legacy
+from .mxnet.device_threads.joint_pass import joint_pass
 from .mxnet.device_threads.thread import apply_on
-from .native import function
 
 nd = mx.nd
-_begin_pass, _end_pass = function("gp_begin_pass", 0, keeps_lock=True), function("gp_end_pass", 0, keeps_lock=True)
 
 
 class LossPerSample:
@@ -74,13 +73,10 @@ class LossPerSample:
             _go_backward(row, self.heads([row], [size], scale)[0])
             return row
 
-        _begin_pass()  # of all devices
-        try:
+        with joint_pass():
             rows = apply_on(forward if self.needs_all else both, list(zip(devices, zip(shards, sizes))))
             if self.needs_all:
                 apply_on(_go_backward, list(zip(devices, zip(rows, self.heads(rows, sizes, scale)))))
-        finally:
-            _end_pass()
         return self.mean(rows, sizes)
 
     def checked(self, loss: Any, size: int) -> tuple[mx.nd.NDArray, ...]:
