@@ -1,5 +1,7 @@
 """Hand-written loops of ``gluon.Trainer`` give the weights of one device, also where devices have no samples."""
 
+import argparse
+import contextlib
 import itertools
 import warnings
 from copy import deepcopy
@@ -16,6 +18,7 @@ from gluon_parallel.errors import CompressionFault, GradientUnavailable, Inexact
 from gluon_parallel.kvstore.servers import Servers
 from gluon_parallel.mxnet.device_threads import joint_pass
 from gluon_parallel.nn.sync_batch_norm.participants import drain
+from gluon_parallel.reduce import step_header
 from mxnet import autograd, gluon, nd
 
 PROGRAM = Path(random_loops.__file__)
@@ -488,3 +491,18 @@ def test_ctrl_c_where_a_pass_over_all_devices_begins_hides_no_mark_for_ever(monk
     assert joint_pass._num() == 0
     assert all(array._fresh_grad for array in net.weight.list_data())
     parallel.step(*batch)
+
+
+@pytest.mark.parametrize(("rates", "differ"), [((0.0, 0.1), True), ((0.0, 0.0), False), ((None, 0.1), False)])
+def test_a_learning_rate_of_0_is_one_that_is_compared(rates, differ):
+    header = step_header.StepHeader(None)
+    header._store, header._ranks, values = argparse.Namespace(type="mpi"), (0, 1), []
+    for rate in rates:
+        header.own["rates"] = 0
+        if rate is not None:  # else that process says nothing
+            header.say_rate(rate)
+        values.append(header.own["rates"][0])
+    sums = {"passes": np.zeros(2), "divisors": np.zeros(2), "rates": np.array(values)}
+    words = "process 0 .*learning rate 0[,;] .*learning rate 0.1"
+    with pytest.raises(gp.errors.WorkersDiffer, match=words) if differ else contextlib.nullcontext():
+        header._compare(sums)

@@ -85,7 +85,7 @@ class _Loop:
             before, rescale = self._divisor, optimizer_of(trainer).rescale_grad
             self._divisor = scale_of(trainer) / rescale if rescale else 0.0
             header.own["divisors"][header.rank] = self._divisor
-            header.own["rates"][header.rank] = optimizer_of(trainer).learning_rate
+            header.say_rate(optimizer_of(trainer).learning_rate)
             self._has_changed |= self._divisor != before
         header.send()
         missing = any(not flag for flag, parameter in zip(own, parameters_of(trainer)) if parameter.grad_req != "null")
