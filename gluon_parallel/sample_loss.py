@@ -11,11 +11,10 @@ import numpy as np
 from .errors import BatchMismatch
 from .mxnet.compat import mx
 from .mxnet.compat.array_types import BFLOAT16, Nested, as_current, as_legacy
+from .mxnet.device_threads.joint_pass import joint_pass
 from .mxnet.device_threads.thread import apply_on
-from .native import function
 
 nd = mx.nd
-begin_pass, end_pass = function("gp_begin_pass", 0, keeps_lock=True), function("gp_end_pass", 0, keeps_lock=True)
 
 
 def check_reduction(reduction: str | None) -> None:
@@ -60,11 +59,8 @@ def backward_per_sample(
         mx.autograd.backward([loss], [head_of(loss.shape, loss.ctx, loss.dtype, weight * scale)])
         return loss, weight
 
-    begin_pass()  # of all devices
-    try:
+    with joint_pass():
         losses, weights = zip(*apply_on(both, list(zip(devices, zip(shards, sizes)))))
-    finally:
-        end_pass()
     return mean_of(losses, weights, sizes)
 
 

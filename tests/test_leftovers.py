@@ -68,6 +68,17 @@ def test_folders_and_shared_memory_of_killed_processes_are_removed_and_nothing_e
     assert {path.name for path in tmp_path.iterdir()} == kept
 
 
+def test_where_proc_is_refused_all_shared_memory_stays(start, tmp_path, monkeypatch):
+    file = tmp_path / f"sm_segment.{HERE}.{USER}.4b3a0001.0"
+    file.write_bytes(b"x")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "access", lambda *_: False)
+        leftovers.remove_leftovers()
+    assert file.exists()
+    leftovers.remove_leftovers()
+    assert not file.exists()
+
+
 @pytest.mark.parametrize("is_opened", [False, True])
 def test_a_folder_that_is_removed_before_it_is_locked_is_made_again(start, tmp_path, monkeypatch, is_opened):
     make, made = tempfile.mkdtemp, []

@@ -1,5 +1,7 @@
 """Hand-written loops of ``gluon.Trainer`` give the weights of one device, also where devices have no samples."""
 
+import argparse
+import contextlib
 import itertools
 import warnings
 from copy import deepcopy
@@ -14,7 +16,9 @@ import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.errors import CompressionFault, GradientUnavailable, InexactUpdate
 from gluon_parallel.kvstore.servers import Servers
+from gluon_parallel.mxnet.device_threads import joint_pass
 from gluon_parallel.nn.sync_batch_norm.participants import drain
+from gluon_parallel.reduce import step_header
 from mxnet import autograd, gluon, nd
 
 PROGRAM = Path(random_loops.__file__)
@@ -459,3 +463,46 @@ def test_two_bits_over_mxnets_servers_are_warned_of(monkeypatch):
             store.set_gradient_compression({"type": "none"})
     finally:
         del store.handle
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_ctrl_c_where_a_pass_over_all_devices_begins_hides_no_mark_for_ever(monkeypatch, has_begun):
+    devices = gp.devices("cpu:2")
+    net = gluon.nn.Dense(1, in_units=3)
+    net.initialize(ctx=devices)
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    parallel = gp.DataParallel(net, gluon.loss.L2Loss(), trainer)
+    batch = mx.nd.ones((4, 3)), mx.nd.ones((4, 1))
+    parallel.step(*batch)
+    with mx.autograd.record():
+        losses = [net(mx.nd.ones((2, 3), ctx=device)) for device in devices]
+    mx.autograd.backward(losses)
+    begin = joint_pass._begin
+
+    def interrupted():
+        if has_begun:
+            begin()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(joint_pass, "_begin", interrupted)
+    with pytest.raises(KeyboardInterrupt), joint_pass.joint_pass():
+        raise AssertionError("the pass has begun")
+    monkeypatch.undo()
+    assert joint_pass._num() == 0
+    assert all(array._fresh_grad for array in net.weight.list_data())
+    parallel.step(*batch)
+
+
+@pytest.mark.parametrize(("rates", "differ"), [((0.0, 0.1), True), ((0.0, 0.0), False), ((None, 0.1), False)])
+def test_a_learning_rate_of_0_is_one_that_is_compared(rates, differ):
+    header = step_header.StepHeader(None)
+    header._store, header._ranks, values = argparse.Namespace(type="mpi"), (0, 1), []
+    for rate in rates:
+        header.own["rates"] = 0
+        if rate is not None:  # else that process says nothing
+            header.say_rate(rate)
+        values.append(header.own["rates"][0])
+    sums = {"passes": np.zeros(2), "divisors": np.zeros(2), "rates": np.array(values)}
+    words = "process 0 .*learning rate 0[,;] .*learning rate 0.1"
+    with pytest.raises(gp.errors.WorkersDiffer, match=words) if differ else contextlib.nullcontext():
+        header._compare(sums)

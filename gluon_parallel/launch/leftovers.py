@@ -47,9 +47,14 @@ def remove_leftovers() -> None:
     here = {socket.gethostname(), socket.gethostname().partition(".")[0]}
     found = [(path, _SEGMENT.fullmatch(path.name)) for path in _SHARED_MEMORY.glob("*_segment.*")]
     ours = [path for path, name in found if name and name[1] in here and name[2] == str(os.getuid())]
-    for path in {*map(str, ours)} - _used_files() if ours else ():
+    for path in {*map(str, ours)} - _used_files() if ours and _sees_processes() else ():
         with contextlib.suppress(FileNotFoundError):  # another launch does the same
             os.unlink(path)
+
+
+def _sees_processes() -> bool:
+    """Whether /proc says what a process like this one uses; if it is refused, all files stay."""
+    return os.access("/proc/self/maps", os.R_OK) and os.access("/proc/self/fd", os.R_OK | os.X_OK)
 
 
 def _remove_folder(folder: Path) -> None:

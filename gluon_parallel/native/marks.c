@@ -21,6 +21,7 @@ static int64_t num_running, num_joint; /* backward passes; those of all devices,
 static int64_t thread, has_several;    /* of the passes since the last time that none was running */
 static _Atomic int has_new_gradients;
 static _Thread_local int is_left_out; /* whether the passes of this thread do not count */
+static _Thread_local int64_t num_joint_here; /* of `num_joint`, those that this thread has begun */
 static _Thread_local int64_t own_number; /* of this thread; pthread_self() may be that of one that has ended */
 
 static int is_marked(void *handle)
@@ -65,6 +66,8 @@ static void note(Marks *marks)
 {
     int64_t num_copies = marks->num_copies, num = marks->num_parameters * num_copies;
     int64_t num_written = 0, had_rounds = 0, has_rounds = 0; /* the last two before and after that */
+    if (!num)
+        return; /* there are no gradients, and no array may have a length of 0 */
     int8_t written[num_copies];
     memset(written, 0, (size_t)num_copies);
     for (int64_t i = 0; i < num; i++) {
@@ -148,15 +151,23 @@ static void end(int is_joint)
     pthread_mutex_unlock(&mutex);
 }
 
-/* Before and after the backward passes of all devices, which are one; called in pairs. */
+/* Before and after the backward passes of all devices, which are one. Ctrl-C may come between a call and what Python does
+   next, so `gp_end_passes` is told how many of this thread were under way before, and ends what has begun since then. */
+EXPORT int64_t gp_num_passes(void)
+{
+    return num_joint_here;
+}
+
 EXPORT void gp_begin_pass(void)
 {
+    num_joint_here++;
     begin(1);
 }
 
-EXPORT void gp_end_pass(void)
+EXPORT void gp_end_passes(int64_t num_before)
 {
-    end(1);
+    for (; num_joint_here > num_before; num_joint_here--)
+        end(1);
 }
 
 /* Parameters have got new gradients, which are to be watched from their first backward pass. */
@@ -202,7 +213,7 @@ static void unlock_after_fork(void)
 
 static void unlock_in_child(void)
 {
-    num_running = num_joint = 0;
+    num_running = num_joint = num_joint_here = 0;
     for (Marks *marks = first; marks; marks = marks->next) {
         if (marks->is_hidden)
             hide(marks, 0);

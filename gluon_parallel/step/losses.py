@@ -11,8 +11,8 @@ from ..kvstore.reserved_keys import LOSS_PARTS
 from ..kvstore.work import NumberSum
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import Nested, as_current, as_legacy
+from ..mxnet.device_threads.joint_pass import joint_pass
 from ..mxnet.device_threads.thread import apply_on
-from ..sample_loss import begin_pass, end_pass
 
 nd = mx.nd
 Row = tuple[mx.nd.NDArray, ...]  # the sums of one shard's parts, and after them the counts, each of shape (1,)
@@ -36,12 +36,9 @@ def backward_of_parts(
         with mx.autograd.record():
             return parts.checked(run(*shard))
 
-    begin_pass()  # of all devices
-    try:
+    with joint_pass():
         rows = apply_on(forward, list(zip(devices, zip(shards, sizes))))
         apply_on(go_backward, list(zip(devices, zip(rows, parts.heads(rows, scale)))))
-    finally:
-        end_pass()
     return parts.mean()
 
 

@@ -80,7 +80,7 @@ class _Loop:
         if updates:
             rescale = optimizer_of(trainer).rescale_grad
             header.own["divisors"][header.rank] = scale_of(trainer) / rescale if rescale else 0.0
-            header.own["rates"][header.rank] = optimizer_of(trainer).learning_rate
+            header.say_rate(optimizer_of(trainer).learning_rate)
         header.send()
         return header.read()["reached"]
 

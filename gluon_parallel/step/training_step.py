@@ -227,7 +227,7 @@ class TrainingStep:
         header = self._header
         assert header is not None
         header.own["samples"], header.own["idle"] = num_samples, num_samples == 0
-        header.own["rates"][header.rank] = self._trainer.learning_rate
+        header.say_rate(self._trainer.learning_rate)
         if self._comparison.bits is not None:
             self._comparison.write(header)
         header.send(then)

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any, Callable, Union
 
-from ...native import function
 from ..compat import mx
+from .joint_pass import joint_pass
 from .thread import State, here, thread_of
 
 _CFunction = Callable[..., int]  # of MXNet's C library
@@ -28,7 +28,6 @@ _LIB = mx.base._LIB
 _CPU = 1  # MXNet's number of that kind of device
 _JOINT = "several devices"  # the thread that launches a backward pass over several devices whose graphs are connected
 
-_begin_pass, _end_pass = function("gp_begin_pass", 0), function("gp_end_pass", 0)  # of the thread that calls
 _lock = threading.Lock()
 _installed = False
 _connected = False  # whether a graph over several devices has been recorded: then heads do not show the devices
@@ -192,22 +191,16 @@ def _backward(original: _CFunction) -> _CFunction:
             return original(len(heads), heads, gradients, num_variables, *options)
 
         if not _connected and not num_variables:
-            _begin_pass()
-            try:
+            with joint_pass():
                 for device in dict.fromkeys(devices):
                     chosen = [index for index in range(num) if devices[index] == device]
                     picked: list[Any] = [_picked(array, chosen) for array in (heads, gradients)]
                     _launch(device, functools.partial(call, *picked))
-            finally:
-                _end_pass()
             return 0
         device = _JOINT if _connected or len(set(devices)) > 1 else devices[0]
         outputs = [reference._obj for reference in options[-2:]] if num_variables else []  # arrays, storage types
-        _begin_pass()
-        try:
+        with joint_pass():
             return _launch(device, call, ctypes.c_int(num_variables), outputs)
-        finally:
-            _end_pass()
 
     return backward
 

@@ -234,13 +234,14 @@ def forget_failures() -> None:
 def drain() -> None:
     """Wait for everything that has been launched, whatever became of it.
 
-    The error of an operator of the user's, which nobody has read, is raised by the next :func:`.failures.check`.
+    The error of an operator of the user's, which nobody has read, is raised by the next :func:`.failures.check`, if it
+    is older than the failures of this package: of several, ``waitall`` raises the oldest one and forgets the others.
     """
     while True:
         try:
             mx.nd.waitall()
             return
         except (mx.base.MXNetError, GluonParallelError) as error:
-            # Each call raises one error of one device; the next call goes on with the rest.
+            # What was launched meanwhile may fail, too.
             if isinstance(error, mx.base.MXNetError) and not failures.is_ours(str(error)):
                 failures.put_back(error)
