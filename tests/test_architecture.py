@@ -37,6 +37,14 @@ LAYERS = [
     ["patches", "__main__"],
 ]
 LAYER = {module: number for number, modules in enumerate(LAYERS) for module in modules}
+# The files of some rooms, from the lowest layer to the highest; what opens a room, its __init__.py, is above all.
+FILES = {
+    "reduce": [["step_header", "update_order"], ["reducer"], ["hooked_sum", "shards"]],
+    "step": [
+        ["checks", "custom_split", "losses", "module_loops", "precision", "sampler", "trainer_loops"],
+        ["first_step"], ["weight_checks"], ["training_step"], ["training"], ["data_parallel"],
+    ],
+}  # fmt: skip
 PUBLIC_API = "__init__"  # it imports every module, and no module imports it
 ROOMS = ["mxnet"]  # folders whose folders are modules of their own
 
@@ -239,6 +247,19 @@ def test_imports_point_down_and_modules_of_one_layer_do_not_import_each_other(mo
             package = ("gluon_parallel", *file.relative_to(PACKAGE).parts[:-1])
             for line, other in forbidden_imports(module, file.read_text("utf-8"), package):
                 pytest.fail(f"{file.relative_to(ROOT)}:{line}: {module} may not import {other}")
+
+
+@pytest.mark.parametrize("room", FILES)
+def test_imports_between_the_files_of_a_room_point_down_and_the_page_shows_its_layers(room):
+    files = {file.stem: file for file in (PACKAGE / room).glob("*.py") if file.stem != "__init__"}
+    layer = {name: number for number, layers in enumerate(FILES[room]) for name in layers}
+    assert set(files) == set(layer)
+    names = {".".join(file.relative_to(ROOT).with_suffix("").parts): file for _, file in modules()}
+    for name, file in files.items():
+        for other in set(files_imported_by(file, names)) & set(files.values()):
+            assert layer[other.stem] < layer[name], f"{room}/{name}.py may not import {other.name}"
+    [shown] = re.findall(rf"^\| `{room}` \| ([^|]*) \|$", PAGE, re.MULTILINE)
+    assert [re.findall(r"`(\w+)`", layers) for layers in shown.split(";")] == FILES[room]
 
 
 @pytest.mark.parametrize(
