@@ -243,7 +243,7 @@ def main(file, folder, kind, *losses):
     if kind == "trainer":
         lost_in("update", trainer, "_update", behind=True)
     else:
-        lost_in("update", importlib.import_module("gluon_parallel.step.update"), "update_copies", behind=True)
+        lost_in("update", importlib.import_module("gluon_parallel.step.training_step"), "update_copies", behind=True)
     lost_in("evaluation", mx.metric.Accuracy, "update")
     lost_in("saving", gp.archive, "write")
     if any(word.startswith("prepare:") for word in losses):  # lost before gp.prepare, to which the others come later
