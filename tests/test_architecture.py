@@ -41,6 +41,14 @@ PUBLIC_API = "__init__"  # it imports every module, and no module imports it
 ROOMS = ["mxnet"]  # folders whose folders are modules of their own
 # {a module: its layers, from the lowest}, of files or folders, whose imports point down in the same way.
 INSIDE = {
+    "step": [
+        ["checks", "custom_split", "losses", "module_loops", "precision", "sampler", "trainer_loops"],
+        ["first_step"],
+        ["weight_checks"],
+        ["training_step"],
+        ["training"],
+        ["data_parallel"],
+    ],
     "reduce": [["step_header", "update_order"], ["reducer"], ["hooked_sum", "shards"]],
     "kvstore": [
         ["environment", "heartbeat", "protocols", "reserved_keys"],

@@ -51,9 +51,9 @@ class WorkerThreads:
         Raises the first exception of `work`; WorkerTimeout: nothing was pushed in time, or a thread does not end.
         """
         self.store.begin(batches)
-        self._failure, self._stopped, state = None, False, State()
+        self._failure, self._stopped = None, False
         threads = [
-            threading.Thread(target=self._run, args=(work, worker, state), name=f"worker {worker}", daemon=True)
+            threading.Thread(target=self._run, args=(work, worker, State()), name=f"worker {worker}", daemon=True)
             for worker in range(self.store.num_workers)
         ]
         try:

@@ -25,7 +25,7 @@ threading.setprofile(note)  # before any thread of the package is there
 import gluon_parallel as gp  # noqa: E402
 import mxnet as mx  # noqa: E402
 
-STEADY = 28  # the weights are looked at after updates 24 and 32, and read ten updates later
+STEADY = 27  # the weights are looked at after updates 24 and 32, and read ten updates later
 
 
 def main(num_devices, norm, store):
@@ -46,15 +46,21 @@ def main(num_devices, norm, store):
     for _ in range(STEADY - 1):
         parallel.step(x, y)
     mx.nd.waitall()
-    sys.setprofile(note)
-    is_on.set()
-    parallel.step(x, y)
-    mx.nd.waitall()
-    is_on.clear()
-    sys.setprofile(None)
+    steps = []
+    for _ in range(3):  # in one, a process may wait so long for another one that it looks at its limit
+        entered.clear()
+        called.clear()
+        sys.setprofile(note)
+        is_on.set()
+        parallel.step(x, y)
+        mx.nd.waitall()
+        is_on.clear()
+        sys.setprofile(None)
+        steps.append((len(called), sorted(entered)))
     if store is None or store.rank == 0:
-        print("entered", *sorted(entered))
-        print("called", len(called))
+        num, files = min(steps)
+        print("entered", *files)
+        print("called", num)
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ class State:
         self._scopes = [vars(scope).copy() for scope in _SCOPES]
 
     def call(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
-        """Call a function in another thread, which has the state of the thread that made this object from then on."""
+        """Call a function in another thread, once; that has the state of the one that made this object from then on."""
         for scope, values in zip(_SCOPES, self._scopes):
             vars(scope).clear()
             vars(scope).update(values)
