@@ -93,20 +93,15 @@ class Contract:
 
     def start_gather(self, key: Hashable, vector: np.ndarray) -> Gathering:
         """Start to gather the `vector` of every process, of any dtype, through a sum."""
-        work = Gathering(self, key, vector)
-        self._begin(key, work)
-        return work
+        return Gathering(self, key, vector)
 
     def start_sum(self, key: Hashable, array: Any) -> Work:
         """Start to replace a float32 `array` on the CPU by its sum over the processes; nothing is compared."""
         work = Work(self, key, array)
-        self._begin(key, work)
-        return work
-
-    def _begin(self, key: Hashable, work: Work) -> None:
         with state_of(self).lock:  # stores are made for one thread; the call returns before the exchange happens
-            self._start_sum(key, work.array)
+            self._start_sum(key, array)
         work.begin()
+        return work
 
     def _start_sum(self, key: Hashable, array: Any) -> None:
         """:meth:`start_sum` of that array."""

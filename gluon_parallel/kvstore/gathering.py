@@ -15,8 +15,8 @@ from .state import state_of
 from .work import Work, leave_without_waiting
 
 
-class Gathering(Work):
-    """Every process's vector, as 16 bits in each float32 of a row of its own: a sum that every store keeps.
+class Gathering:
+    """Every process's vector under way, as 16 bits in each float32 of a row of its own: a sum that every store keeps.
 
     MXNet's servers keep float64 as float32 whenever a variable that they forget to set happens to be true.
     """
@@ -24,15 +24,15 @@ class Gathering(Work):
     def __init__(self, store: Any, key: Hashable, vector: np.ndarray) -> None:
         pieces = np.zeros((store.num_workers, vector.nbytes // 2), np.float32)
         pieces[store.rank] = vector.view(np.uint16)
-        super().__init__(store, key, mx.nd.array(pieces, ctx=mx.cpu()))
-        self._dtype = vector.dtype
+        self._work: Work = store.start_sum(key, mx.nd.array(pieces, ctx=mx.cpu()))
+        self._type, self._dtype, self.wait = store.type, vector.dtype, self._work.wait
 
     def rows(self) -> np.ndarray:
         """The vectors by rank, when it has ended. ExchangeError: what came back is not what was sent."""
-        pieces = self.array.asnumpy()
+        pieces = self._work.array.asnumpy()
         if not ((pieces >= 0) & (pieces < 1 << 16) & (pieces == np.floor(pieces))).all():
             raise ExchangeError(
-                f"the KVStore {self._store.type!r} did not return the sum of what the processes sent; a store that "
+                f"the KVStore {self._type!r} did not return the sum of what the processes sent; a store that "
                 "runs the optimizer cannot: make the trainer with update_on_kvstore=False, or give the layer a store "
                 "of its own"
             )

@@ -48,5 +48,6 @@ def check_processes_at_other_calls_are_told_which(store):
     last = store.num_workers - 1
     with pytest.raises(ExchangeError, match="out of step") as caught:
         exchange.combine(7 if store.rank == last else 3, np.ones(2 * CHANNELS), 1)
+    assert "waited 1 s for process" in str(caught.value)
     said = re.findall(r"process (\d+) at call (\d+)", str(caught.value))
     assert said[-1] == (str(store.ranks[last] if hasattr(store, "ranks") else last), "7"), caught.value

@@ -120,11 +120,8 @@ class ProgressEngine:
             self.check()
 
     def wait_until(self, ended: threading.Event) -> None:
-        """Drive until the event `ended` is set, or everything has failed.
-
-        It has no limit: :class:`.LostWorkers` has one for each exchange, which starts anew as long as those that are
-        waited for are heard of, and fails everything when it is over.
-        """
+        """Drive until the event `ended` is set, or everything has failed."""
+        # No `wait_until`: the limit of :class:`.LostWorkers` starts anew while those that are waited for are heard of.
         while not ended.is_set() and self.failure is None:
             if not self._try(self._drive, ended):
                 ended.wait(0.01)  # whoever drives now ends this one as well

@@ -214,15 +214,7 @@ class MPI(Store):
         push_async(ready, read=values, write=written, name=f"gluon_parallel.mpi {key}", priority=priority)
 
     def gather(self, key: Hashable, vector: np.ndarray) -> np.ndarray:
-        """Every process's `vector`, by rank; waits for all, without an array or the engine.
-
-        Args:
-            key: a number or a name, used for nothing else.
-            vector: (n,) NumPy array, of one length and dtype everywhere.
-
-        Returns:
-            (num_workers, n) NumPy array.
-        """
+        """As of :class:`.Vectors`, without an array or the engine; of one length and dtype everywhere."""
         vector = np.ascontiguousarray(vector)
         shared = self.shared_gather(key, vector)
         if shared is not None:
@@ -231,14 +223,7 @@ class MPI(Store):
         return self._progress.gather(name, signature, vector)
 
     def allgather(self, key: Hashable, value: Any, out: Any, priority: int = 0) -> None:
-        """Row r of `out` becomes the `value` of process r, when those are ready; returns at once.
-
-        Args:
-            key: a number or a name, used for nothing else.
-            value: NDArray (...) on the CPU, of one shape and dtype everywhere.
-            out: NDArray (num_workers, ...) on the CPU, of the same dtype.
-            priority: a higher one starts earlier.
-        """
+        """As of :class:`.Hooks`, when the values are ready; returns at once. Of one shape and dtype everywhere."""
         self._progress.check()
         bounds = [rank * value.size for rank in range(self.num_workers + 1)]
         self._gather_by_mpi("g", key, [value], [out], bounds, priority)
