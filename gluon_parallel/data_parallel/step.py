@@ -25,6 +25,7 @@ from ..sample_loss import LossPerSample
 from ..split import as_devices, cut, map_arrays, num_samples, shard_sizes
 from . import checks, first_step
 from .custom_split import check_shards
+from .label_checks import LabelCheck, label_check_of
 from .losses import LossOfParts
 from .precision import LossScaling, refuse_unsupported
 from .update import Update, UpdateOptions
@@ -52,6 +53,8 @@ class TrainingStep:
         self._reduction, self._parts, self._update_options = reduction, (), options
         self._losses: LossPerSample = LossPerSample(reduction)
         self._update: Update | None = None  # until the first step
+        self._label_check: LabelCheck | None = None
+        self._num_steps = 0
 
     @property
     def parts(self) -> dict[str, mx.nd.NDArray]:
@@ -65,8 +68,10 @@ class TrainingStep:
         """Update with the gradients accumulated so far; :meth:`step` does when they are complete.
 
         Call it at the end of an epoch whose number of batches is no multiple of `accumulate`, or to be sure of the
-        weights: it waits for them. NotFinite: one of them is NaN or infinite.
+        weights: it waits for them. NotFinite: one of them is NaN or infinite. BatchMismatch: a label was no class.
         """
+        if self._label_check is not None:
+            self._label_check.finish(self._num_steps)
         if self._update is not None:
             self._update.finish()
 
@@ -94,6 +99,7 @@ class TrainingStep:
             batch = as_tuple(x), as_tuple(y)
             num = num_samples(batch, self.batch_axis, self._is_distributed, names=_NAMES)
             shards = self._cut(batch, num) if num else None
+        self._num_steps += 1
         update = self._prepare(shards)
         update.begin_step(num)
         try:
@@ -139,6 +145,11 @@ class DataParallel(TrainingStep):
     (sum, count) for each: two arrays of one value. Each sum is divided by its count, both over all devices of all
     processes, and the parts are added up. The counts may depend on the forward pass (how many proposals were sampled);
     nobody waits for them. There is no accumulation then.
+
+    Labels of ``SoftmaxCrossEntropyLoss``, ``gp.models.PixelLoss`` and GluonCV's segmentation losses must be classes of
+    the net's outputs: others end the training in their step, or soon after it if they were not ready then. The labels
+    of a loss of your own are checked if it has an attribute `class_axis`, the axis of the first output that counts
+    classes; with an attribute `ignored_label`, that label is left out.
 
     Args:
         net: a Gluon block, initialised on all `devices`.
@@ -230,7 +241,7 @@ class DataParallel(TrainingStep):
         checks.check_devices(trainer, self.devices)
         self._num_written = written.num
         store = self._connect(trainer, self.devices, communication_hook, accumulate > 1)
-        self._parts = getattr(loss, "parts", ())
+        self._parts, self._label_check = getattr(loss, "parts", ()), label_check_of(loss, batch_axis)
         self._converts, self._is_converted, self._has_checked_labels = convert_for_cpu, False, False
         if shard_optimizer and checks.can_shard(trainer, store):
             shard(trainer)
@@ -254,8 +265,8 @@ class DataParallel(TrainingStep):
         Raises:
             BatchMismatch: the batch is empty or None and no other process has samples, inputs and labels differ in
                 length, `split` has lost or added samples, the loss has another length than its shard, or it is a single
-                value and there is no `reduction`; in the first step, a label of ``SoftmaxCrossEntropyLoss`` is no
-                class, or the loss divides by the samples of its own device. Nothing has been updated then.
+                value and there is no `reduction`; a label of this or an earlier step is no class of the outputs; in
+                the first step, the loss divides by the samples of its own device.
             GradientUnavailable: called while MXNet records: a step records by itself; the loss did not reach a
                 parameter.
             WorkersDiffer: processes have different learning rates; nothing has been updated then.
@@ -308,7 +319,7 @@ class DataParallel(TrainingStep):
         returned: dict[int, Nested] = {}  # by the identity of a shard's inputs
 
         def run(inputs: tuple, labels: tuple) -> Nested:
-            outputs, loss = self._call(inputs, labels)
+            outputs, loss = self._call(inputs, labels, begin=sum(sizes[: len(returned)]))
             returned[id(inputs)] = map_arrays(lambda array: array.detach(), outputs)
             return loss
 
@@ -334,13 +345,18 @@ class DataParallel(TrainingStep):
         self.outputs = [returned[id(inputs)] for inputs, _ in shards]
         return mean
 
-    def _call(self, inputs: tuple, labels: tuple) -> tuple[Nested, Nested]:
-        """What the net returns, and the loss."""
+    def _call(self, inputs: tuple, labels: tuple, begin: int) -> tuple[Nested, Nested]:
+        """What the net returns, and the loss, for the samples of the batch from `begin` on."""
         try:
             returned = self.net(*inputs)
             outputs = as_tuple(returned)
-            if not self._has_checked_labels:
-                checks.check_classes(self.loss, outputs, labels)
+            check = self._label_check
+            if check is not None and len(labels) == 1:  # a weight for each sample may leave labels out
+                looked = outputs[0], labels[0], self._num_steps, begin
+                if not self._has_checked_labels:
+                    check.look(*looked, waits=True)
+                elif found := check.find(outputs[0].handle.value, labels[0].handle.value, self._num_steps, begin):
+                    check.act(found, *looked)
             return returned, self.loss(*outputs, *labels)
         except (TypeError, mx.base.MXNetError) as error:
             error.args = (f"{error} {checks.call_in_words(inputs, labels, error)}",)

@@ -8,6 +8,7 @@ from typing import Any, Callable
 from ..allreduce.gradients import trainable
 from ..data_parallel.checks import check_loss
 from ..data_parallel.first_step import make_parameters
+from ..data_parallel.label_checks import label_check_of
 from ..data_parallel.precision import refuse_16_bits_on_cpus
 from ..data_parallel.step import TrainingStep
 from ..data_parallel.update import Update, UpdateOptions
@@ -144,13 +145,13 @@ class Pipeline(TrainingStep):
         Raises:
             BatchMismatch: there are fewer samples than micro-batches, or none; inputs and labels differ in length; the
                 loss cannot take the outputs and labels, has another length than its micro-batch, or is a single value
-                and there is no `reduction`.
+                and there is no `reduction`; a label of this or an earlier step is no class of the outputs.
             PipelineMismatch: a stage cannot take its input, or has reduced the batch where micro-batches are
                 concatenated.
             GradientUnavailable: called while MXNet records, or the trainer is not of this pipeline.
         """
         self._take(loss, trainer)
-        self._loss = loss
+        self._loss, self._label_check = loss, label_check_of(loss, self.batch_axis, self._label_check)
         return self._step(x, y, self.replicas[0][-1])
 
     def profile(
@@ -270,14 +271,17 @@ class Pipeline(TrainingStep):
         count, order = self.num_micro_batches, self._order()
         counts = pass_counts(self.stages, count)
         seed = draw_seed() if self.recompute and any(map(draws_random_numbers, self.stages)) else None
-        step_loss = StepLoss(self._loss, self._losses, self.loss_scaling.scale)
+        look = self._look if self._label_check is not None else None
+        step_loss = StepLoss(self._loss, self._losses, self.loss_scaling.scale, look)
         flows = []
         with mx.autograd.train_mode(), accumulating(trainable(self._trainer)):
-            for number, size in enumerate(shard_sizes(num, len(self.replicas))):
+            sizes_of_replicas = shard_sizes(num, len(self.replicas))
+            for number, size in enumerate(sizes_of_replicas):
                 stages = self._stages_of(number)
                 inputs, labels = (of_replicas[number] for of_replicas in shards)
                 sizes = shard_sizes(size, count)
-                flows.append(Flow(stages, inputs, labels, sizes, counts, order, step_loss, self.batch_axis))
+                begin = sum(sizes_of_replicas[:number])
+                flows.append(Flow(stages, inputs, labels, begin, sizes, counts, order, step_loss, self.batch_axis))
                 if self.recompute:
                     flows[-1].recompute(seed)
             for task in launching_order(order, counts):
@@ -290,6 +294,11 @@ class Pipeline(TrainingStep):
             call_from(self.replicas[0][-1], check_gradient, *checked)
             self._has_checked_loss = True
         return mean
+
+    def _look(self, outputs: Arrays, labels: tuple, begin: int) -> None:
+        """Look at the labels of the samples of the batch from `begin` on."""
+        if self._label_check is not None and len(labels) == 1:
+            self._label_check.look(outputs[0], labels[0], self._num_steps, begin, waits=not self._has_checked_loss)
 
 
 class _Stages(mx.gluon.Block):
