@@ -19,6 +19,7 @@ from pictures_files import (
 from PIL import Image, ImageFile
 
 import gluon_parallel as gp
+import mxnet as mx
 from gluon_parallel.datasets import coco, voc
 from gluon_parallel.errors import DatasetCorrupt, DatasetUnavailable
 
@@ -385,6 +386,21 @@ def test_images_to_test_with_that_are_trained_with_too_are_told_with_an_example(
         with Image.open(path) as image:
             Image.new("RGB", image.size, "red").save(path)
     load("coco", coco)
+
+
+@pytest.mark.filterwarnings("ignore:Ignoring")  # what MXNet says of each file
+def test_folders_without_a_picture_are_told_with_what_they_have(tmp_path):
+    data_set = mx.gluon.data.vision.ImageFolderDataset
+    with pytest.warns(UserWarning, match=r"no picture \(.jpg, .*: it has nothing, and no folder for each class"):
+        assert len(data_set(str(tmp_path))) == 0
+    for name in ("cat/1.webp", "cat/2.webp", "dog/notes"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    with pytest.warns(UserWarning, match=r"its folders cat, dog have 2 x .webp, 1 x no ending") as told:
+        assert len(data_set(root=str(tmp_path), flag=0)) == 0
+    assert [one.filename for one in told if "its folders" in str(one.message)] == [__file__]
+    Image.new("RGB", (2, 2)).save(tmp_path / "dog" / "3.JPG")
+    assert len(data_set(str(tmp_path))) == 1
 
 
 def damaged(content, rng):
