@@ -102,7 +102,7 @@ there=$("$VENV/bin/python" -c 'import importlib.metadata as m; print(*sorted({st
 chosen=$(echo "$there" | grep mxnet-cu | head -n 1 || true)
 MXNET=${MXNET:-${chosen:-mxnet}}
 wheels=$("$VENV/bin/python" gluon_parallel/mxnet/cuda/wheels.py "$MXNET")
-echo "installing $MXNET and the packages of $REQUIREMENTS into $VENV ($([ -n "$wheels" ] && echo 2.6 GB || echo "some 550 MB to fetch, 1.4 GB on the disk"), once)"
+echo "installing $MXNET and the packages of $REQUIREMENTS into $VENV ($([ -n "$wheels" ] && echo 2.6 GB || echo "some 450 MB to fetch, 1.4 GB on the disk"), once)"
 fetched="were not installed (see above): the package index could not be reached, or it has no wheel for this machine"
 install --only-binary :all: -r "$REQUIREMENTS" || stop "the packages of $REQUIREMENTS $fetched"
 if [ "$chosen" = "$MXNET" ]; then

@@ -42,7 +42,7 @@ ROOMS = ["mxnet"]  # folders whose folders are modules of their own
 # {a module: its layers, from the lowest}, of files or folders, whose imports point down in the same way.
 INSIDE = {
     "step": [
-        ["checks", "custom_split", "losses", "module_loops", "precision", "sampler", "trainer_loops"],
+        ["checks", "custom_split", "label_checks", "losses", "module_loops", "precision", "sampler", "trainer_loops"],
         ["first_step"],
         ["weight_checks"],
         ["training_step"],

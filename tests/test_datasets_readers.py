@@ -19,6 +19,7 @@ from pictures_files import (
 from PIL import Image, ImageFile
 
 import gluon_parallel as gp
+import mxnet as mx
 from gluon_parallel.datasets import coco, voc
 from gluon_parallel.errors import DatasetCorrupt, DatasetUnavailable
 
@@ -302,6 +303,7 @@ def test_a_file_that_is_no_annotation_of_coco_is_named(folder, content):
         of_coco(folder)
 
 
+@pytest.mark.filterwarnings("ignore:.*also trained with")  # the files are made alike
 def test_voc_and_coco_are_found_by_name(tmp_path, monkeypatch):
     for year, split in ((2007, "trainval"), (2012, "trainval"), (2007, "test"), (2012, "train"), (2012, "val")):
         write_voc(tmp_path / f"VOC{year}", SOUND, split)
@@ -316,7 +318,9 @@ def test_voc_and_coco_are_found_by_name(tmp_path, monkeypatch):
         assert (len(data.train), len(data.test), len(data.classes)) == sizes
     monkeypatch.setenv("GLUON_PARALLEL_DATA", str(tmp_path / "elsewhere"))
     for find in (load, load_masks):
-        with pytest.raises(DatasetUnavailable, match=r"voc: .*elsewhere.voc, and nothing of this size.*\"scenes\""):
+        with pytest.raises(
+            DatasetUnavailable, match=r"voc: .*elsewhere.voc is not there.*\. Nothing of this size.*\"scenes\""
+        ):
             find("voc")
         with pytest.raises(DatasetUnavailable, match="there is no data set 'vok'"):
             find("vok")
@@ -342,12 +346,16 @@ def test_boxes_of_ones_own_are_read_in_the_layout_of_voc_with_any_year_or_none(t
     (tmp_path / "a/ImageSets/Main/val.txt").unlink()
     with pytest.raises(DatasetUnavailable, match=r"a: which images .*needs train.txt and val.txt.*; there are train$"):
         load(tmp_path / "a")
-    with pytest.raises(DatasetUnavailable, match="VOC2007 and VOC2012 are not in"):
+    with pytest.raises(DatasetUnavailable, match=r"looked for the folders VOC2007 and VOC2012, or, .* ImageSets/Main"):
         load(tmp_path / "nothing")
+    (tmp_path / "d" / "pictures").mkdir(parents=True)
+    with pytest.raises(DatasetUnavailable, match=r"\. /\S+/d has pictures/; /\S+/d/voc is not there\. Nothing"):
+        load(tmp_path / "d")
     with pytest.raises(DatasetCorrupt, match="no box is of a known class.*pass classes="):
         gp.datasets.detection.load("voc", tmp_path / "b")
 
 
+@pytest.mark.filterwarnings("ignore:.*also trained with")  # the files are made alike
 def test_boxes_of_ones_own_are_read_in_the_layout_of_coco_with_any_categories(tmp_path):
     load = functools.partial(gp.datasets.detection.load, "coco")
     for split in ("train_screws", "val_screws"):
@@ -360,6 +368,39 @@ def test_boxes_of_ones_own_are_read_in_the_layout_of_coco_with_any_categories(tm
         load(tmp_path)
     with pytest.raises(ValueError, match="scenes have the digits"):
         gp.datasets.detection.load("scenes", tmp_path, classes=["dog"])
+
+
+def test_images_to_test_with_that_are_trained_with_too_are_told_with_an_example(tmp_path):
+    screw = [("screw", 3, 4, 20, 30, 0)]
+    voc, coco = tmp_path / "voc", tmp_path / "coco"
+    write_voc(voc, dict.fromkeys(("one", "two"), (40, 50, screw)), "train")
+    write_voc(voc, dict.fromkeys(("two", "three"), (40, 50, screw)), "val")
+    load = gp.datasets.detection.load
+    with pytest.warns(UserWarning, match=r"^1 of the 2 images to test with are also trained with, such as .*two.jpg"):
+        load("voc", voc, classes=["screw"])
+    for split in ("train", "val"):
+        write_coco(coco, SIZES, BOXES, split)
+    with pytest.warns(UserWarning, match="of the 3 images to test with are also trained with"):  # copies of them
+        load("coco", coco)
+    for path in coco.glob("val/*"):
+        with Image.open(path) as image:
+            Image.new("RGB", image.size, "red").save(path)
+    load("coco", coco)
+
+
+@pytest.mark.filterwarnings("ignore:Ignoring")  # what MXNet says of each file
+def test_folders_without_a_picture_are_told_with_what_they_have(tmp_path):
+    data_set = mx.gluon.data.vision.ImageFolderDataset
+    with pytest.warns(UserWarning, match=r"no picture \(.jpg, .*: it has nothing, and no folder for each class"):
+        assert len(data_set(str(tmp_path))) == 0
+    for name in ("cat/1.webp", "cat/2.webp", "dog/notes"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    with pytest.warns(UserWarning, match=r"its folders cat, dog have 2 x .webp, 1 x no ending") as told:
+        assert len(data_set(root=str(tmp_path), flag=0)) == 0
+    assert [one.filename for one in told if "its folders" in str(one.message)] == [__file__]
+    Image.new("RGB", (2, 2)).save(tmp_path / "dog" / "3.JPG")
+    assert len(data_set(str(tmp_path))) == 1
 
 
 def damaged(content, rng):

@@ -18,6 +18,7 @@ import gluon_parallel as gp
 from gluon_parallel import launch_engines as engines
 from gluon_parallel import store_table
 from gluon_parallel.commands.cli import main as run
+from gluon_parallel.kvstore import heartbeat
 from gluon_parallel.launch import Failure, launching, worker
 from gluon_parallel.launch_engines import agent, hosts
 from gluon_parallel.launch_engines.hosts import Host
@@ -147,7 +148,7 @@ class Rehearsal:
 
     def __init__(self, engine, order, logs, timeout, interrupts, min_processes, advice):
         self.engine, self.order, self.interrupts, self.advice = engine, order, interrupts, advice
-        self.decisions = self
+        self.decisions, self.raised = self, ["rank 0: RuntimeError: why (train.py:14)"]
         self.made.append(self)
 
     def run(self):
@@ -224,7 +225,9 @@ def test_a_group_that_fails_is_started_again_as_often_as_asked_and_ends_with_the
     result, groups = rehearse(*failures, max_restarts=1)
     assert (result.exit_code, result.num_restarts, result.failure) == (4, 1, failures[1])
     attempts = [group.order("rank 0", 1, "")["env"]["GLUON_PARALLEL_RESTART"] for group in groups]
-    assert attempts == ["0", "1"] and capsys.readouterr().err.count("restart 1 of 1") == 1
+    shown = capsys.readouterr().err
+    assert attempts == ["0", "1"] and shown.count("restart 1 of 1") == 1
+    assert shown.splitlines()[-1] == "gluon-parallel launch: rank 0: RuntimeError: why (train.py:14)"
     result, _ = rehearse(failures[0], None, max_restarts=5)
     assert (result.exit_code, result.num_restarts) == (0, 1)
     assert "done; lost on the way, of 2 processes: rank 1" in capsys.readouterr().err
@@ -352,6 +355,46 @@ def test_a_breakpoint_in_a_launched_process_says_how_to_debug_a_rank(monkeypatch
     assert "mpirun -n 2 python script.py" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("error", "shown", "line"),
+    [
+        (KeyboardInterrupt(), ["KeyboardInterrupt", "  {place}; the whole traceback is in the log"], None),
+        (
+            gp.errors.WorkerLost("rank 1 left"),
+            ["WorkerLost: rank 1 left", "  {place}; the whole traceback is in"],
+            None,
+        ),
+        (RuntimeError("only me\nand more"), [], "raised RuntimeError: only me ({place})"),
+        (SystemExit("no data"), ["no data"], "raised SystemExit: no data"),
+        (SystemExit(3), [], None),
+    ],
+)
+def test_what_follows_from_something_else_is_shown_in_two_lines_and_an_error_is_told_with_its_place(
+    error, shown, line, monkeypatch, capsys
+):
+    monkeypatch.setenv("GLUON_PARALLEL_RANK", "0")
+    monkeypatch.setattr(worker, "end_at_once", lambda status: None)
+    told = []
+    monkeypatch.setattr(heartbeat, "send", told.append)
+    before = signal.getsignal(signal.SIGINT)
+
+    def main():
+        raise error
+
+    worker.run(main)
+    signal.signal(signal.SIGINT, before)
+    place = f"{os.path.relpath(__file__)}:{main.__code__.co_firstlineno + 1}"
+    said = capsys.readouterr().err.splitlines()
+    visible = [text for text in said if not text.startswith(worker.LOG_ONLY)]
+    if shown:
+        assert len(visible) == len(shown)
+    for text, wanted in zip(visible, shown):
+        assert text.startswith(wanted.format(place=place))
+    assert [one for one in told if one.startswith("raised")] == ([] if line is None else [line.format(place=place)])
+    if not isinstance(error, SystemExit):
+        assert f"line {main.__code__.co_firstlineno + 1}, in main" in "\n".join(said)  # for the log, at least
+
+
 @needs_mpi
 def test_the_command_ends_with_the_status_of_the_rank_that_raised_while_others_wait_for_it(script, tmp_path):
     path = script(
@@ -374,6 +417,9 @@ def test_the_command_ends_with_the_status_of_the_rank_that_raised_while_others_w
     )  # fmt: skip
     assert done.returncode != 0
     assert "[1] RuntimeError: no more today" in done.stderr
+    assert done.stderr.splitlines()[-1] == "gluon-parallel launch: rank 1: RuntimeError: no more today (script.py:8)"
+    assert len([line for line in done.stderr.splitlines() if line.startswith("[0]")]) <= 3
+    assert "WorkerLost" in (followed := (tmp_path / "logs" / "rank-0.log").read_text()) and "Traceback" in followed
     assert "gluon-parallel launch: error: rank" in done.stderr
     log = (tmp_path / "logs" / "rank-1.log").read_text()
     assert "no more today" in log

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import gluon_parallel as gp
+from gluon_parallel.launch import worker
 from gluon_parallel.launch.logs import Logs
 
 CAFE = b"caf\xe9".decode("utf-8", "surrogateescape")  # as an agent reads what a process of latin-1 prints
@@ -135,3 +136,9 @@ def test_the_tail_of_a_log_is_its_last_lines_however_long_it_is(logs):
     logs.write("rank 0", [f"line {number}" for number in range(5000)])
     assert logs.tail("rank 0") == "".join(f"\n    line {number}" for number in range(4988, 5000))
     assert logs.tail("rank 1") == ""
+
+
+def test_lines_for_the_log_alone_are_not_shown(logs, capsys):
+    logs.write("rank 0", ["seen", f"{worker.LOG_ONLY}kept"])
+    assert logs.path("rank 0").read_text() == "seen\nkept\n"
+    assert capsys.readouterr().out == "[0] seen\n"

@@ -59,6 +59,13 @@ def test_an_empty_truth_or_prediction_says_so_and_a_sheet_without_rows_is_refuse
         gp.pictures.sheet([], tmp_path / "a.png")
 
 
+def test_a_new_image_whose_truth_is_not_known_has_no_panel_for_it(tmp_path):
+    image, nothing = np.zeros((8, 8, 3), np.uint8), np.zeros((0, 6))
+    for row in (gp.pictures.boxes(image, None, nothing), gp.pictures.masks(image, None, np.eye(8, dtype=int))):
+        assert [axes.get_title(loc="left") for axes in gp.pictures.draw([row]).axes] == ["image", "prediction"]
+        assert gp.pictures.sheet([row], tmp_path / "a.png", NAMES).exists()
+
+
 def test_masks_have_the_colours_of_their_classes_and_grey_where_nothing_counts():
     image = np.full((4, 4, 3), 200, np.uint8)
     mask = np.array([[0, 0, 1, 1], [0, 0, 2, 2], [-1, -1, 0, 0], [0, 0, 0, 0]])

@@ -1,5 +1,6 @@
 """gp.prepare: one call connects a script with all devices and processes, and what it cannot connect it refuses."""
 
+import copy
 import sys
 from pathlib import Path
 
@@ -234,3 +235,26 @@ def test_a_loss_that_is_not_finite_is_an_error_that_says_what_was_saved(tmp_path
     training.step(bad, bad)
     with pytest.raises(gp.errors.NotFinite, match=r"nan. The last good checkpoint is .*0001\.npz"):
         training.mean_loss()
+
+
+def test_a_training_that_is_not_unpacked_from_its_loaders_says_how():
+    net = gluon.nn.Dense(1, in_units=2)
+    net.initialize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    data = gluon.data.DataLoader(gluon.data.ArrayDataset(nd.ones((4, 2)), nd.ones((4, 1))), 2)
+    returned = gp.prepare(net, gluon.loss.L2Loss(), trainer, data, data)
+    with pytest.raises(AttributeError, match=r"2 loaders.*3 values.* no 'epochs': write training, loader1, loader2 ="):
+        returned.epochs(2)
+    training, train, _ = returned
+    assert type(copy.copy(returned)) is type(returned) and training.loaders[0] is train
+
+
+def test_a_loader_without_samples_is_named_by_its_data_set():
+    net = gluon.nn.Dense(1, in_units=2)
+    net.initialize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    data = gluon.data.ArrayDataset([], []).transform_first(lambda x: x)
+    for shuffle in (False, True):
+        loader = gluon.data.DataLoader(data, 2, shuffle=shuffle)
+        with pytest.raises(gp.errors.BatchMismatch, match=r"of the class ArrayDataset, is empty: .*folder or file"):
+            gp.prepare(net, gluon.loss.L2Loss(), trainer, loader)

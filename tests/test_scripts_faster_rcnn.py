@@ -121,6 +121,7 @@ def coco(folder):
     return ["--dataset", "coco", "--epochs", "1", "--batch_size", "3", "--short", "96", "--longest", "160"]
 
 
+@pytest.mark.filterwarnings("ignore:.*also trained with")
 def test_voc_is_trained_on_with_images_of_any_size_without_boxes_and_cut_off(tmp_path, capsys):
     person, dog = ("person", 10, 10, 60, 70, 0), ("dog", 30, 20, 75, 80, 1)
     images = {"000001": (90, 120, [person, dog]), "000002": (100, 100, []), "000003": (120, 80, [dog]),
@@ -136,6 +137,7 @@ def test_voc_is_trained_on_with_images_of_any_size_without_boxes_and_cut_off(tmp
     assert all(np.isfinite(row["loss"]) and 0 <= row["map"] <= 1 for row in rows("runs/faster_rcnn/smoke/1"))
 
 
+@pytest.mark.filterwarnings("ignore:.*also trained with")
 def test_coco_is_trained_on_and_measured_with_its_own_metric(tmp_path, pictures, capsys):
     pytest.importorskip("pycocotools", reason="pycocotools is an optional dependency")
     options = coco(tmp_path / "coco")
@@ -147,6 +149,7 @@ def test_coco_is_trained_on_and_measured_with_its_own_metric(tmp_path, pictures,
     assert Path("runs/faster_rcnn/smoke/1/contact_sheet.png").stat().st_size > 1000
 
 
+@pytest.mark.filterwarnings("ignore:.*also trained with")
 def test_boxes_that_are_found_in_resized_images_of_coco_are_measured_in_their_own_pixels(tmp_path, monkeypatch):
     pytest.importorskip("pycocotools", reason="pycocotools is an optional dependency")
     config = gp.config.parse(DETECT.Config, CONFIGS / "smoke.yaml", [*coco(tmp_path), "--data_root", str(tmp_path)])
@@ -228,7 +231,7 @@ def test_the_learning_rate_rises_from_a_tenth_and_falls_to_a_tenth_after_each_of
         (["--model", "faster_rcnn_resnet50_v1b_voc"], "norm is 'sync_batch_norm', which has no effect with model fa"),
         (["--norm", "null"], "the key norm is missing"),
         (["--pretrained", "zoo"], "small has no backbone with published weights"),
-        (["--dataset", "voc"], "VOC2007 and VOC2012 are not in"),
+        (["--dataset", "voc"], "voc: looked for the folders VOC2007 and VOC2012"),
         (["--max_boxes", "1"], "boxes, more than max_boxes: 1"),
         (["--lr_decay_epochs", "4;5"], "--lr_decay_epochs is '4;5', wanted rising epochs such as 8,10"),
         (["--lr_decay_epochs", "5,4"], "--lr_decay_epochs is '5,4', wanted rising epochs"),

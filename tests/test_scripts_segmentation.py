@@ -205,6 +205,7 @@ def voc(tmp_path):
 NOT_FROM_ZOO = ("--backbone", "null", "--pretrained", "null")
 
 
+@pytest.mark.filterwarnings("ignore:.*also trained with")
 def test_voc_with_images_that_are_void_or_background_all_over_trains(run, voc):
     flags = ["--data_root", str(voc), "--devices", "cpu:2", "--model", "small", "--size", "64", *NOT_FROM_ZOO]
     assert run(*flags, "--epochs", "1", "--batch_size", "2", "--test_batch_size", "2", config="voc_fcn") == 0

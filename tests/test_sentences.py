@@ -68,9 +68,9 @@ REFUSED = {
         mx.base.MXNetError, r"'uint8' v\.s\. given 'float32'.*x\.astype\(",
     ),
     "step, class 2 of 2": (
-        lambda: make_step()(X, Y + 2), gp.errors.BatchMismatch, "from 2 to 2, .* 2 outputs, for the classes 0 to 1",
+        lambda: make_step()(X, Y + 2), gp.errors.BatchMismatch, "is 2, .* 2 outputs, for the classes 0 to 1",
     ),
-    "step, class nan": (lambda: make_step()(X, Y * np.nan), gp.errors.BatchMismatch, "from nan to nan"),
+    "step, class nan": (lambda: make_step()(X, Y * np.nan), gp.errors.BatchMismatch, "is nan, which is no class"),
     "evaluate, a mean": (
         lambda: evaluate(lambda outputs, labels: LOSS(outputs, labels).mean()),
         gp.errors.BatchMismatch,

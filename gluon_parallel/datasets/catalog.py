@@ -7,7 +7,7 @@ from typing import Any, Callable, NamedTuple, Optional
 
 from . import scenes
 from .dataset import Dataset, find, unpacked_folder
-from .indexed import BoxDataset
+from .indexed import BoxDataset, warn_of_shared_images
 from .voc import Folder
 
 _SCENES = (600, 150)  # images that are written for training and for testing
@@ -21,6 +21,7 @@ class Source(NamedTuple):
     train: Any  # the splits
     test: Any
     own_parts: Callable[[Folder], Optional[tuple[Any, Any, Any]]] = lambda root: None  # (folder, train, test) of others
+    own: str = ""  # what a folder of others has, in words
 
 
 class Task(NamedTuple):
@@ -65,7 +66,7 @@ class Task(NamedTuple):
         else:
             own = source.own_parts(root) if root is not None else None
             published = source.train, source.test
-            folder, to_train, to_test = own or (unpacked_folder(name, root, source.folders), *published)
+            folder, to_train, to_test = own or (unpacked_folder(name, root, source.folders, source.own), *published)
         if classes is not None:
             options["classes"] = tuple(classes)
         train = source.read(folder, to_train, **options)
@@ -73,4 +74,5 @@ class Task(NamedTuple):
             options["classes"] = train.classes  # of COCO's files, each has its own
             train = train.with_boxes()
         test = source.read(folder, to_test, **options)
+        warn_of_shared_images(train, test)
         return Dataset(name, train.first(num_train or len(train)), test.first(num_test or len(test)), train.classes)

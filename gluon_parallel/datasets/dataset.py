@@ -94,19 +94,32 @@ def data_folder(name: str, root: str | os.PathLike[str] | None = None) -> Path:
     return given if given.name.lower().replace("-", "_") == name else given / name
 
 
-def unpacked_folder(name: str, root: str | os.PathLike[str] | None, parts: tuple[str, ...]) -> Path:
+def unpacked_folder(name: str, root: str | os.PathLike[str] | None, parts: tuple[str, ...], own: str = "") -> Path:
     """The folder of a data set that is too large to be downloaded: as of :func:`data_folder`, or the one around it.
 
-    DatasetUnavailable: neither has one of its `parts`, which are folders; says where to put them.
+    DatasetUnavailable: neither has one of its `parts`, which are folders; says what is there, and where to put them.
+    `own` says what a folder of the user's own would have.
     """
-    for folder in (data_folder(name, root), data_folder(name, root).parent):
+    folders = data_folder(name, root), data_folder(name, root).parent
+    for folder in folders:
         if any((folder / part).is_dir() for part in parts):
             return folder
+    places = list(dict.fromkeys([Path(root).expanduser(), *folders] if root is not None else folders))
+    looked = "; ".join(f"{place} {_content(place)}" for place in places)
+    mine = f", or, of pictures of your own, {own}" if own else ""
     raise DatasetUnavailable(
-        f"{name}: {' and '.join(parts)} are not in {data_folder(name, root)}, and nothing of this size is downloaded: "
-        f"put the published folders there, name the folder that has them with root= (--data_root) or {ENVIRONMENT}, or "
-        'take the embedded data set, "scenes", which needs no file'
+        f"{name}: looked for the folder{'s' * (len(parts) > 1)} {' and '.join(parts)}{mine}. {looked}. Nothing of this "
+        f"size is downloaded: put the folders there, name the folder that has them with root= (--data_root) or "
+        f'{ENVIRONMENT}, or take the embedded data set, "scenes", which needs no file'
     )
+
+
+def _content(folder: Path) -> str:
+    """What is in a folder, in words that follow its name."""
+    if not folder.is_dir():
+        return "is no folder" if folder.exists() else "is not there"
+    there = sorted(f"{one.name}{'/' * one.is_dir()}" for one in folder.iterdir())
+    return f"has {', '.join(there[:9])}{' and more' * (len(there) > 9)}" if there else "is empty"
 
 
 def obtain(

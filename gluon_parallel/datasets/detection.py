@@ -31,8 +31,16 @@ _TASK = Task(
             [(2007, "trainval"), (2012, "trainval")],
             [(2007, "test")],
             voc.own_parts,
+            "the folders Annotations, ImageSets/Main and JPEGImages",
         ),  # fmt: skip
-        "coco": Source(("annotations", "train2017", "val2017"), coco.Detection, "train2017", "val2017", coco.own_parts),
+        "coco": Source(
+            ("annotations", "train2017", "val2017"),
+            coco.Detection,
+            "train2017",
+            "val2017",
+            coco.own_parts,
+            "the folder annotations, with instances_train*.json and instances_val*.json",
+        ),
     },
 )
 NAMES, load = tuple(_TASK.sources), _TASK.load

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import filecmp
 import math
 import os
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import DatasetCorrupt
+from ..errors import DatasetCorrupt, warn
 from ..mxnet.compat import mx
 from ..mxnet.compat.deferred import Deferred
 
@@ -275,6 +276,25 @@ def as_label(boxes: Iterable[Annotated], size: tuple[int, int], where: str) -> t
             detail = repr(box.label) if kind == "unknown class" else f"box {number}: ({edges})"
             data_errors.append(DataError(kind, where, detail))
     return np.array(rows, np.float32).reshape(-1, _COLUMNS), data_errors
+
+
+def warn_of_shared_images(train: IndexedDataset, test: IndexedDataset) -> None:
+    """Warn of images to test with that are trained with, too: the same file, or a copy of it of the same name."""
+    by_name = defaultdict(list)
+    for entry in train._entries:
+        by_name[entry.image.name].append(entry.image)
+    images = [entry.image for entry in test._entries]
+    shared = [image for image in images if any(_is_same(image, other) for other in by_name[image.name])]
+    if shared:
+        warn(
+            f"{len(shared)} of the {len(images)} images to test with are also trained with, such as {shared[0]}: the "
+            "test says too little about new images. Name each image in one of the two lists alone",
+            UserWarning,
+        )
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    return one == other or (one.stat().st_size == other.stat().st_size and filecmp.cmp(one, other, shallow=False))
 
 
 def those_there(names: Iterable[str]) -> str:

@@ -11,6 +11,7 @@ GOES_ON = "goes on"  # is sent by a process that from now on goes on without oth
 ENDS = "ends"  # is sent by a process that knows that the programs of all have ended
 WAITS_FOR = "waits for "  # is sent, with their numbers, by a process that waits in vain for others
 LEFT_OUT = "goes on without "  # is sent, with the numbers of those, once others are left out for good
+RAISED = "raised "  # is sent, with the error and its place, by a process that ends because of it
 ASKED = "asked to stop by "  # is sent, with a signal's number, by a process that stops after its step
 LISTENS, WRITTEN = "listens to SIGUSR1", "has written"  # are sent by a process with a flight recorder, see its `start`
 SAYS = "says "  # begins what the launcher writes into the logs of all processes

@@ -43,6 +43,7 @@ class Decisions:
         self.min_processes = len(self.workers) if min_processes is None else min_processes
         self.outlives = min_processes is not None  # whether processes outlive others, and what has started them
         self.failure: Optional[Failure] = None
+        self.raised: list[str] = []  # the errors that processes have ended by, but for those that follow from others
         self.patience = _PATIENCE * timeout
         # For a flight recorder's file, a last checkpoint, 2 seconds of last words, and the end of a loader's workers
         self.grace = min(5.0, max(3.0, timeout / 10))
@@ -95,6 +96,8 @@ class Decisions:
             # A lost process says enough; after Ctrl-C, whoever asks by SIGUSR1 gets the answer.
             unseen = SAID if self.failure is not None and self.failure.member else None
             self.logs.write(name, message["lines"], message["stream"], unseen)
+        elif text.startswith(heartbeat.RAISED):
+            self.raised.append(f"{name}: {text.removeprefix(heartbeat.RAISED)}")
         elif text == heartbeat.WRITTEN:
             self._writing.discard(member)
         elif text == heartbeat.ENDS:

@@ -139,6 +139,8 @@ def launch(
                 orders = _orders(used, command, devices, timeout, written.folder if announces else None, attempt)
                 group = Group(used, orders, written, timeout, interrupts, min_processes, advice)
                 failure = group.run()
+                if failure is not None and failure.member and group.decisions.raised:
+                    written.say(group.decisions.raised[0])  # last: what others say of it has come before
                 if failure is None or interrupts or attempt == max_restarts:
                     break
                 written.say(f"restart {attempt + 1} of {max_restarts}", [f"rank {rank}" for rank in range(num_workers)])

@@ -10,6 +10,7 @@ from typing import Optional, TextIO
 
 from ..archive import writable
 from ..training import run
+from .worker import LOG_ONLY
 
 _TAIL = 1 << 14  # bytes at the end of a log in which its last lines are looked for
 
@@ -49,12 +50,13 @@ class Logs:
     def write(self, member: str, lines: Sequence[str], stream: int = 1, unseen: Optional[str] = None) -> None:
         """Lines of a process's standard output (1) or error (2); the live view leaves out those that begin `unseen`.
 
-        Bytes that are no UTF-8 stand in the lines as ``surrogateescape`` decodes them.
+        It also leaves out those that begin with ``LOG_ONLY``, which is taken away in the log. Bytes that are no UTF-8
+        stand in the lines as ``surrogateescape`` decodes them.
         """
-        self._keep(member, lines)
+        self._keep(member, [line.removeprefix(LOG_ONLY) for line in lines])
         if self.live:
-            prefix = f"[{member.replace('rank ', '')}] "
-            self._show([prefix + line for line in lines if unseen is None or not line.startswith(unseen)], stream)
+            prefix, left_out = f"[{member.replace('rank ', '')}] ", (LOG_ONLY, *([unseen] if unseen else []))
+            self._show([prefix + line for line in lines if not line.startswith(left_out)], stream)
 
     def say(self, text: str, members: Sequence[str] = ()) -> None:
         """A line of the launcher's own, also into the logs of some members."""

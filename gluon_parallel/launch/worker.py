@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import sysconfig
 import traceback
 from pathlib import Path
 
@@ -15,6 +16,9 @@ _NO_TERMINAL = (
     "rank, from another terminal or an editor: import debugpy; debugpy.listen(5678); debugpy.wait_for_client()"
 )
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
+_LIBRARIES = tuple(str(Path(sysconfig.get_path(name)).resolve()) + os.sep for name in ("stdlib", "purelib", "platlib"))
+_LONGEST = 300  # characters of an error in the launcher's line
+LOG_ONLY = "\x02"  # begins the lines that the launcher writes to the log and does not show
 
 
 def run(main):
@@ -41,6 +45,7 @@ def run(main):
             raise
         if not isinstance(error.code, int):
             print(error.code, file=sys.stderr)
+            _tell(_in_a_line(error))
         reason = f"SystemExit: {error.code}"
         status = error.code if isinstance(error.code, int) else 1
     except BaseException as error:
@@ -51,9 +56,14 @@ def run(main):
                 heartbeat.send(heartbeat.LOST_ANOTHER)
             if stopping is not None and stopping.requested() is not None:
                 interrupts.append(stopping.requested())
-        if stopped or not interrupts:  # after Ctrl-C, that another process has left is no second error
+        place = _place(error)
+        if stopped or type(error).__name__ == "WorkerLost":  # what follows from something else
+            if stopped or not interrupts:  # after Ctrl-C, that another process has left is no second error
+                _print_short(error, place)
+        else:
             trace = _from_the_script_on(error.__traceback__)
-            traceback.print_exception(type(error), error, trace, chain=not stopped)
+            traceback.print_exception(type(error), error, trace)
+            _tell(f"{_in_a_line(error)}{place and f' ({place})'}")
         if type(error).__name__ == "BdbQuit":
             print(_NO_TERMINAL, file=sys.stderr)
         reason = f"{type(error).__name__}: {error}"
@@ -64,6 +74,42 @@ def run(main):
             stores.tell_others(reason or f"status {status}")
         end_at_once(status & 0xFF or 1)
     return status
+
+
+def _tell(error):
+    """Tell the launcher the error that this process ends by."""
+    heartbeat = sys.modules.get("gluon_parallel.kvstore.heartbeat")
+    if heartbeat is not None:
+        heartbeat.send(heartbeat.RAISED + error)
+
+
+def _in_a_line(error):
+    """An error's class and what it says, in a line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    # What MXNet's operators raise begins with the operator's own traceback.
+    text = lines[-1] if lines[0].startswith("Traceback") else lines[0]
+    said = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return said if len(said) <= _LONGEST else f"{said[:_LONGEST]}..."
+
+
+def _place(error):
+    """File and line, as ``train.py:14``, of the script's own code that has raised an error; "" if there is none."""
+    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    own = [(name, line) for name, line in places if not os.path.realpath(name).startswith((_PACKAGE, *_LIBRARIES))]
+    own = [(name, line) for name, line in own if not name.startswith("<")]  # "<frozen importlib>", "<string>"
+    if not own:
+        return ""
+    name, line = own[-1]
+    here = os.getcwd() + os.sep
+    return f"{name[len(here) :] if name.startswith(here) else name}:{line}"
+
+
+def _print_short(error, place):
+    """Print an error that follows from something else in three lines at most, with its whole traceback in the log."""
+    trace = _from_the_script_on(error.__traceback__)
+    whole = "".join(traceback.format_exception(type(error), error, trace, chain=type(error) is not KeyboardInterrupt))
+    print("".join(f"{LOG_ONLY}{line}\n" for line in whole.splitlines()), end="", file=sys.stderr)
+    print(f"{_in_a_line(error)}\n  {place or 'before the script'}; the whole traceback is in the log", file=sys.stderr)
 
 
 def _from_the_script_on(trace):

@@ -112,6 +112,8 @@ class PixelLoss(HybridBlock):
         0.693147...
     """
 
+    class_axis, ignored_label = 1, VOID  # for the check of labels in a step
+
     def __init__(self, aux_weight: float = 0.0, background_weight: float = 1.0, **kwargs) -> None:
         super().__init__(**kwargs)
         self.aux_weight, self.background_weight = aux_weight, background_weight

@@ -19,15 +19,24 @@ executor_inputs: _OfBlock = attrgetter("_cached_op_args")  # (whether it is an i
 flags_of: _OfBlock = attrgetter("_flags")  # pairs, as of the keywords of `hybridize`
 output_structure: _OfBlock = attrgetter("_out_format")  # for `regroup`
 
-# Of MXNet's losses.
-has_classes: _OfBlock = attrgetter("_sparse_label")  # whether labels of SoftmaxCrossEntropyLoss are numbers of classes
-class_axis: _OfBlock = attrgetter("_axis")
-
 Executor: Any = mx.nd._internal.CachedOp  # MXNet's own class, whatever `mx.nd.CachedOp` is
 NumPySymbol: Any = mx.sym.np._Symbol  # the class of symbols in NumPy mode
 # (nested, what it is) -> (list, structure), and (list, structure) -> (nested, what is left of the list)
 flatten: Callable[[Any, str], tuple[list, Any]] = mx.gluon.block._flatten
 regroup: Callable[[list, Any], tuple[Any, list]] = mx.gluon.block._regroup
+
+
+def classes_of(loss: Any) -> tuple[int, float | None] | None:
+    """(axis of the outputs that counts classes, label that is left out or None) of a loss with classes as labels.
+
+    None for other losses. One that is neither MXNet's nor GluonCV's says it by `class_axis` and `ignored_label`.
+    """
+    if type(loss) is mx.gluon.loss.SoftmaxCrossEntropyLoss:
+        return (loss._axis, None) if loss._sparse_label else None
+    if type(loss).__module__ == "gluoncv.loss" and hasattr(loss, "_ignore_label"):  # of segmentation
+        return (1, loss._ignore_label) if loss._sparse_label else None
+    axis = getattr(loss, "class_axis", None)
+    return None if axis is None else (axis, getattr(loss, "ignored_label", None))
 
 
 def children_of(block: mx.gluon.Block) -> Iterable[mx.gluon.Block]:

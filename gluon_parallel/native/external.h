@@ -34,6 +34,8 @@ typedef struct External {
     int (*MXNDArraySyncCopyToCPU)(void *, void *, uint64_t);
     int (*MXNDArrayToDLPack)(void *, void *);
     int (*MXNDArrayCallDLPackDeleter)(void *);
+    int (*MXNDArrayGetContext)(void *, int *, int *);
+    int (*MXNDArrayGetShapeEx)(void *, int *, const int **);
     int (*start_between_hosts)(int64_t number, int64_t call); /* MPI's operation with that number */
     int (*arrived_above_zero)(struct Arrival *);              /* the result means nothing */
     int (*plan_steps)(void);                                  /* with new gradients; the result means nothing */
@@ -49,6 +51,17 @@ typedef struct External {
 } External;
 
 extern External gp_external; /* exported */
+
+/* DLPack's description of an array. */
+typedef struct DLTensor {
+    char *data;
+    int64_t device;
+    int32_t num_axes;
+    int32_t dtype; /* from the lowest byte on: kind, bits, lanes */
+    int64_t *shape;
+    int64_t *strides;
+    int64_t byte_offset;
+} DLTensor;
 
 /* The engine's CallbackOnComplete, given to a function that it runs. The function may copy it, and end later elsewhere. */
 typedef struct OnComplete {

@@ -15,16 +15,6 @@
 #include <sched.h>
 #include <stdatomic.h>
 
-/* DLPack's description of an array. */
-typedef struct DLTensor {
-    char *data;
-    int64_t device;
-    int64_t num_axes_and_dtype;
-    int64_t *shape;
-    int64_t *strides;
-    uint64_t byte_offset;
-} DLTensor;
-
 /* Whether the exchange has no reason to stay in `state`. */
 static _Bool can_move(const HostExchange *exchange, int64_t state)
 {

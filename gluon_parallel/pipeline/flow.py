@@ -25,21 +25,30 @@ class StepLoss:
     """The loss of one step over the micro-batches of all replicas; its gradients are multiplied by `scale`.
 
     It is one of `parts`, or, where there are none, one per sample, whose `reduction` is that of
-    :func:`.backward_per_sample`.
+    :func:`.backward_per_sample`. It calls ``look(outputs, labels, begin)``, if given, for the samples of the batch from
+    `begin` on.
     """
 
     def __init__(
-        self, function: Callable[..., Nested], reduction: str | None, parts: SumsOfParts | None, scale: float
+        self,
+        function: Callable[..., Nested],
+        reduction: str | None,
+        parts: SumsOfParts | None,
+        scale: float,
+        look: Callable[[Arrays, tuple, int], None] | None = None,
     ) -> None:
         self._function, self._reduction, self._parts, self._scale = function, reduction, parts, scale
+        self._look = look
         self._rows: dict[MicroBatch, tuple[Arrays, int]] = {}  # micro-batch -> (arrays, number of samples)
         self._heads: dict[MicroBatch, Arrays] = {}  # of all micro-batches, where they follow from all of them
         self.first: tuple[Arrays, tuple, int] | None = None  # the arguments of the first call
 
-    def __call__(self, outputs: Arrays, labels: tuple, size: int) -> Arrays:
-        """The loss of `size` samples, a tuple of arrays."""
+    def __call__(self, outputs: Arrays, labels: tuple, begin: int, size: int) -> Arrays:
+        """The loss of the `size` samples of the batch from `begin` on, a tuple of arrays."""
         if self.first is None:
             self.first = outputs, labels, size
+        if self._look is not None:
+            self._look(outputs, labels, begin)
         try:
             loss = self._function(*outputs, *labels)
         except GluonParallelError:
@@ -117,6 +126,7 @@ class Flow:
 
     Args:
         inputs, labels: its shard of the batch, on the first and on the last device.
+        begin: the place in the batch of its first sample.
         sizes: how many samples each micro-batch has.
         counts, order: as of :func:`.tasks_of`.
     """
@@ -126,6 +136,7 @@ class Flow:
         stages: list[Stage],
         inputs: Arrays,
         labels: tuple,
+        begin: int,
         sizes: Sequence[int],
         counts: Sequence[int],
         order: str,
@@ -133,7 +144,7 @@ class Flow:
         axis: int,
     ) -> None:
         self._stages, self._counts, self._order = stages, counts, order
-        self._loss, self._labels, self._axis = loss, labels, axis
+        self._loss, self._labels, self._begin, self._axis = loss, labels, begin, axis
         self._ends = ends = [0, *itertools.accumulate(sizes)]
         self._inputs, self._heads = (
             [Inbox(stage, ends, sent, own, axis) for stage, (sent, own) in enumerate(zip(others, counts))]
@@ -191,7 +202,7 @@ class Flow:
         def call_with_loss(*inputs: mx.nd.NDArray) -> Arrays:
             begin, end = self._span(number)
             labels = shard(self._labels, begin, end, self._axis, stage.device) if self._labels else ()
-            return self._loss(stage.call(*inputs), labels, end - begin)
+            return self._loss(stage.call(*inputs), labels, self._begin + begin, end - begin)
 
         return call_with_loss if stage is self._stages[-1] else stage.call
 

@@ -19,6 +19,7 @@ from ..sample_loss import check_reduction
 from ..split import num_samples, shard_sizes, split_and_load
 from ..step.checks import check_loss, check_update
 from ..step.first_step import connect, make_parameters
+from ..step.label_checks import label_check_of
 from ..step.precision import refuse_16_bits_on_cpus
 from ..step.training import Training
 from ..step.training_step import Options, TrainingStep
@@ -149,13 +150,13 @@ class Pipeline(Training):
         Raises:
             BatchMismatch: there are fewer samples than micro-batches, or none; inputs and labels differ in length; the
                 loss cannot take the outputs and labels, has another length than its micro-batch, or is a single value
-                and there is no `reduction`.
+                and there is no `reduction`; a label of this or an earlier step is no class of the outputs.
             PipelineMismatch: a stage cannot take its input, or has reduced the batch where micro-batches are
                 concatenated.
             GradientUnavailable: called while MXNet records, or the trainer is not of this pipeline.
         """
         self._take(loss, trainer)
-        self._loss = loss
+        self._loss, self._label_check = loss, label_check_of(loss, self.batch_axis, self._label_check)
         assert self._step is not None
         return self._step(x, y, self.replicas[0][-1], self._cut, self._prepare, self._run)
 
@@ -275,14 +276,17 @@ class Pipeline(Training):
         count, order = self.num_micro_batches, self._order()
         counts = pass_counts(self.stages, count)
         seed = draw_seed() if self.recompute and any(map(draws_random_numbers, self.stages)) else None
-        step_loss = StepLoss(self._loss, self._reduction, self._step.sums, self._step.loss_scaling.scale)
+        look = self._look if self._label_check is not None else None
+        step_loss = StepLoss(self._loss, self._reduction, self._step.sums, self._step.loss_scaling.scale, look)
         flows = []
         with mx.autograd.train_mode(), accumulating(trainable(self._trainer)):
-            for number, size in enumerate(shard_sizes(num, len(self.replicas))):
+            sizes_of_replicas = shard_sizes(num, len(self.replicas))
+            for number, size in enumerate(sizes_of_replicas):
                 stages = self._stages_of(number)
                 inputs, labels = (of_replicas[number] for of_replicas in shards)
                 sizes = shard_sizes(size, count)
-                flows.append(Flow(stages, inputs, labels, sizes, counts, order, step_loss, self.batch_axis))
+                begin = sum(sizes_of_replicas[:number])
+                flows.append(Flow(stages, inputs, labels, begin, sizes, counts, order, step_loss, self.batch_axis))
                 if self.recompute:
                     flows[-1].recompute(seed)
             for task in launching_order(order, counts):
@@ -295,6 +299,13 @@ class Pipeline(Training):
             call_from(self.replicas[0][-1], check_gradient, *checked)
             self._has_checked_loss = True
         return mean
+
+    def _look(self, outputs: Arrays, labels: tuple, begin: int) -> None:
+        """Look at the labels of the samples of the batch from `begin` on."""
+        assert self._step is not None
+        if self._label_check is not None and len(labels) == 1:
+            number, waits = self._step.number, not self._has_checked_loss
+            self._label_check.look(outputs[0], labels[0], number, begin, waits)
 
 
 class _Stages(mx.gluon.Block):

@@ -14,7 +14,7 @@ from ..errors import LOG, BatchMismatch, GradientUnavailable, StatisticsPerDevic
 from ..kvstore.contract import contract, is_mxnets
 from ..kvstore.factory import kind_of
 from ..kvstore.protocols import Compression, Parts, Rows, offers
-from ..mxnet.blocks import class_axis, has_classes, options_of
+from ..mxnet.blocks import options_of
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import Nested, leaves
 from ..mxnet.parameters import gradient_storage, is_initialized, weight_storage
@@ -106,27 +106,6 @@ def check_step(x: Nested | None, is_distributed: bool) -> None:
         raise BatchMismatch(
             "step(None) takes part in the step of other processes without samples, and the trainer's store meets none; "
             "leave the step out when a loader has no batch"
-        )
-
-
-def check_classes(loss: Any, outputs: Sequence[Nested], labels: Sequence[Nested]) -> None:
-    """Refuse labels that are no class of the net's outputs: MXNet would silently train on the nearest class."""
-    if type(loss) is not mx.gluon.loss.SoftmaxCrossEntropyLoss or not has_classes(loss):
-        return
-    if len(outputs) != 1 or len(labels) != 1:  # a weight per sample may leave such labels out
-        return
-    [output], [label] = outputs, labels
-    if not all(isinstance(one, mx.nd.NDArray) for one in (output, label)):  # of a `split` of the user's
-        return
-    dtype = np.dtype(label.dtype)
-    if dtype.kind not in "iu" and dtype.itemsize < 4:  # float16 rounds large classes
-        return
-    num, values = output.shape[class_axis(loss)], label.asnumpy()
-    if values.size and not (values.min() >= 0 and values.max() < num):
-        raise BatchMismatch(
-            f"SoftmaxCrossEntropyLoss: the labels on {label.ctx} go from {values.min():g} to {values.max():g}, and the "
-            f"net has {num} outputs, for the classes 0 to {num - 1}. Number the classes from 0, or give the net more "
-            "outputs. To ignore a sample, give the loss a sample_weight of 0 for it"
         )
 
 

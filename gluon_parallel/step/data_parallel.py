@@ -25,6 +25,7 @@ from ..sample_loss import backward_per_sample, check_reduction
 from ..split import as_devices, cut, map_arrays, shard_sizes
 from . import checks, first_step
 from .custom_split import check_shards
+from .label_checks import label_check_of
 from .losses import backward_of_parts
 from .training import Training
 from .training_step import NAMES, Options, TrainingStep
@@ -48,6 +49,11 @@ class DataParallel(Training):
     (sum, count) for each: two arrays of one value. Each sum is divided by its count, both over all devices of all
     processes, and the parts are added up. The counts may depend on the forward pass (how many proposals were sampled);
     nobody waits for them. There is no accumulation then.
+
+    Labels of ``SoftmaxCrossEntropyLoss``, ``gp.models.PixelLoss`` and GluonCV's segmentation losses must be classes of
+    the net's outputs: others end the training in their step, or soon after it if they were not ready then. The labels
+    of a loss of your own are checked if it has an attribute `class_axis`, the axis of the first output that counts
+    classes; with an attribute `ignored_label`, that label is left out.
 
     Args:
         net: a Gluon block, initialised on all `devices`.
@@ -144,6 +150,7 @@ class DataParallel(Training):
             self._blocks, trainer, store, self._parts, batch_axis,
             Options(self.accumulate, clip_global_norm, ignore_stale_grad),
         )  # fmt: skip
+        self._label_check = label_check_of(loss, batch_axis)
         self._converts, self._is_converted, self._has_checked_labels = convert_for_cpu, False, False
         if shard_optimizer and checks.can_shard(trainer, store):
             shard(trainer)
@@ -167,8 +174,8 @@ class DataParallel(Training):
         Raises:
             BatchMismatch: the batch is empty or None and no other process has samples, inputs and labels differ in
                 length, `split` has lost or added samples, the loss has another length than its shard, or it is a single
-                value and there is no `reduction`; in the first step, a label of ``SoftmaxCrossEntropyLoss`` is no
-                class, or the loss divides by the samples of its own device. Nothing has been updated then.
+                value and there is no `reduction`; a label of this or an earlier step is no class of the outputs; in
+                the first step, the loss divides by the samples of its own device.
             GradientUnavailable: called while MXNet records: a step records by itself; the loss did not reach a
                 parameter.
             WorkersDiffer: processes have different learning rates; nothing has been updated then.
@@ -216,7 +223,7 @@ class DataParallel(Training):
     def _run(self, cut_batch: tuple[list, list[int], list[mx.Context]], num: int) -> mx.nd.NDArray:
         shards, sizes, devices = cut_batch
         returned: dict[int, Nested] = {}
-        run = functools.partial(self._call, returned)
+        run = functools.partial(self._call, returned, sizes)
         scaler = getattr(self.trainer, LOSS_SCALER, None)  # of MXNet's mixed precision
         scale = 1.0 if scaler is None else self.loss_scaling.scale
         if self._groups is None or len(devices) < len(self.devices):
@@ -239,14 +246,20 @@ class DataParallel(Training):
         self.outputs = [returned[id(inputs)] for inputs, _ in shards]
         return mean
 
-    def _call(self, returned: dict[int, Nested], inputs: tuple, labels: tuple) -> Nested:
-        """The loss of a shard; what the net has returned is noted in `returned`, by the identity of `inputs`."""
+    def _call(self, returned: dict[int, Nested], sizes: list[int], inputs: tuple, labels: tuple) -> Nested:
+        """The loss of the next shard; what the net has returned is noted in `returned`, by the identity of `inputs`."""
         try:
             outputs = self.net(*inputs)
+            begin = sum(sizes[: len(returned)])  # the place in the batch of its first sample
             returned[id(inputs)] = map_arrays(_DETACHED, outputs)
             outputs = as_tuple(outputs)
-            if not self._has_checked_labels:
-                checks.check_classes(self.loss, outputs, labels)
+            check = self._label_check
+            if check is not None and len(labels) == 1:  # a weight for each sample may leave labels out
+                looked = outputs[0], labels[0], self._step.number, begin
+                if not self._has_checked_labels:
+                    check.look(*looked, waits=True)
+                elif found := check.find(outputs[0].handle.value, labels[0].handle.value, self._step.number, begin):
+                    check.act(found, *looked)
             return self.loss(*outputs, *labels)
         except (TypeError, mx.base.MXNetError) as error:
             error.args = (f"{error} {checks.call_in_words(inputs, labels, error)}",)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..mxnet.compat import mx
+from .label_checks import LabelCheck
 from .training_step import TrainingStep
 
 
@@ -12,6 +13,7 @@ class Training:
     """Base of ``DataParallel`` and ``Pipeline``, which make the steps; a pipeline has none before its first one."""
 
     _step: TrainingStep | None = None
+    _label_check: LabelCheck | None = None
 
     @property
     def num_samples(self) -> int:
@@ -45,7 +47,9 @@ class Training:
         """Update with the gradients accumulated so far; :meth:`step` does when they are complete.
 
         Call it at the end of an epoch whose number of batches is no multiple of `accumulate`, or to be sure of the
-        weights: it waits for them. NotFinite: one of them is NaN or infinite.
+        weights: it waits for them. NotFinite: one of them is NaN or infinite. BatchMismatch: a label was no class.
         """
         if self._step is not None:
+            if self._label_check is not None:
+                self._label_check.finish(self._step.number)
             self._step.finish()

@@ -46,7 +46,7 @@ class TrainingStep:
         batch_axis: of inputs and labels.
 
     Attributes:
-        num_samples, mean: of the last step, in this process.
+        num_samples, mean: of the last step, in this process; `number` is that of the step, from 1.
         loss_scaling: of the trainer.
         sums: of a loss of parts, from the first step on.
     """
@@ -62,7 +62,7 @@ class TrainingStep:
     ) -> None:
         self._net, self._trainer, self._parts, self._options = net, trainer, parts, options
         self._batch_axis, self._is_distributed = batch_axis, is_distributed(store)
-        self.num_samples = 0
+        self.num_samples = self.number = 0  # of the last step
         self.mean: mx.nd.NDArray | None = None
         self.loss_scaling = LossScaling(trainer)
         self.sums: SumsOfParts | None = None
@@ -128,6 +128,7 @@ class TrainingStep:
             batch = as_tuple(x), as_tuple(y)
             num = num_samples(batch, self._batch_axis, self._is_distributed, names=NAMES)
             shards = cut(batch, num) if num else None
+        self.number += 1
         has_lost_some = getattr(store_of(self._trainer), "ranks", None) is not self._ranks
         prepare(shards, has_lost_some or not self._has_started)
         if self._num_steps == 0:

@@ -36,7 +36,8 @@ def boxes(image, truth, prediction, threshold: float = 0.5) -> list[Panel]:
 
     Args:
         image: (H, W, 3) uint8.
-        truth: (N, 5 or more): xmin, ymin, xmax, ymax, class; rows of a class below 0 are padding.
+        truth: (N, 5 or more): xmin, ymin, xmax, ymax, class; rows of a class below 0 are padding. None: it is not
+            known, as of a new image, and has no panel.
         prediction: (N, 6): xmin, ymin, xmax, ymax, class, score; rows of a class below 0 are padding.
         threshold: predictions with a lower score are left out.
 
@@ -46,14 +47,17 @@ def boxes(image, truth, prediction, threshold: float = 0.5) -> list[Panel]:
         >>> [panel.classes.tolist() for panel in row]
         [[], [7], [7]]
     """
-    truth, prediction = np.asarray(truth, float), np.asarray(prediction, float).reshape(-1, 6)
-    real = truth[truth[:, 4] >= 0] if truth.size else np.zeros((0, 5))
+    prediction = np.asarray(prediction, float).reshape(-1, 6)
     sure = prediction[(prediction[:, 4] >= 0) & (prediction[:, 5] >= threshold)]
-    return [
+    row = [
         Panel(image),
-        Panel(image, real[:, :4], real[:, 4].astype(int), note="" if len(real) else "no objects"),
         Panel(image, sure[:, :4], sure[:, 4].astype(int), sure[:, 5], note="" if len(sure) else "nothing found"),
     ]
+    if truth is not None:
+        truth = np.asarray(truth, float)
+        real = truth[truth[:, 4] >= 0] if truth.size else np.zeros((0, 5))
+        row.insert(1, Panel(image, real[:, :4], real[:, 4].astype(int), note="" if len(real) else "no objects"))
+    return row
 
 
 def masks(image, truth, prediction) -> list[Panel]:
@@ -61,14 +65,15 @@ def masks(image, truth, prediction) -> list[Panel]:
 
     Args:
         image: (H, W, 3) uint8.
-        truth, prediction: (H, W) integers, 0 for background; -1 does not count and is drawn grey.
+        truth, prediction: (H, W) integers, 0 for background; -1 does not count and is drawn grey. No `truth` (None) has
+            no panel.
     """
-    truth, prediction = np.asarray(truth), np.asarray(prediction)
-    return [
-        Panel(image),
-        Panel(image, mask=truth, note="" if (truth > 0).any() else "no objects"),
-        Panel(image, mask=prediction, note="" if (prediction > 0).any() else "nothing found"),
-    ]
+    prediction = np.asarray(prediction)
+    row = [Panel(image), Panel(image, mask=prediction, note="" if (prediction > 0).any() else "nothing found")]
+    if truth is not None:
+        truth = np.asarray(truth)
+        row.insert(1, Panel(image, mask=truth, note="" if (truth > 0).any() else "no objects"))
+    return row
 
 
 def colour(label: int) -> tuple[float, float, float]:
@@ -81,7 +86,7 @@ def colour(label: int) -> tuple[float, float, float]:
 
 
 def sheet(rows: Sequence[Sequence[Panel]], path: os.PathLike[str] | str, class_names: Sequence[str] = (),
-          title: str = "", titles: Sequence[str] = TITLES, across: int = 1) -> Path:  # fmt: skip
+          title: str = "", titles: Optional[Sequence[str]] = None, across: int = 1) -> Path:  # fmt: skip
     """Write rows of panels as one PNG, replaced as a whole if it is there already; returns its path.
 
     Args:
@@ -90,7 +95,7 @@ def sheet(rows: Sequence[Sequence[Panel]], path: os.PathLike[str] | str, class_n
         class_names: of boxes, their classes' names; of masks, those of the classes from 0, the background. Numbers
             where there are none.
         title: stands above everything.
-        titles: stand above the columns.
+        titles: stand above the columns; by default those of :func:`boxes`, with the truth or without.
         across: how many images stand side by side.
 
     Raises:
@@ -115,10 +120,11 @@ def write(make_figure: Callable[[], Any], path: Path, dpi: int) -> None:
         archive.replace(path, lambda file: figure.savefig(file, format="png", dpi=dpi))
 
 
-def draw(rows, class_names=(), title="", titles=TITLES, across=1) -> Any:
+def draw(rows, class_names=(), title="", titles=None, across=1) -> Any:
     """:func:`sheet` as a Matplotlib figure of its own (no global state is touched), for a notebook for instance."""
     from matplotlib.figure import Figure
 
+    titles = titles or (TITLES if len(rows[0]) == len(TITLES) else (TITLES[0], TITLES[-1]))
     columns, lines = len(titles), -(-len(rows) // across)
     shapes = [panel.image.shape for row in rows for panel in row]
     wide, tall = max(shape[1] for shape in shapes), max(shape[0] for shape in shapes)

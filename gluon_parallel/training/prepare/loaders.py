@@ -11,7 +11,16 @@ from typing import Any, Callable, Optional
 from ...errors import BatchMismatch
 from ...mxnet.compat import mx
 from ...mxnet.device_threads.seeds import derive_seed, seed_this_thread
-from ...mxnet.loaders import batch_sampler_of, first_number, last_batch_of, sampler_in, set_batch_sampler, size_of_batch
+from ...mxnet.loaders import (
+    batch_sampler_of,
+    dataset_of,
+    first_number,
+    last_batch_of,
+    mapped_data,
+    sampler_in,
+    set_batch_sampler,
+    size_of_batch,
+)
 from ...step.sampler import BatchSampler
 from ..seeding import reseed
 from . import loader_warnings
@@ -155,6 +164,7 @@ def shard_loader(loader: Any, rank: int, num_workers: int, seed: int, batch_axis
     if isinstance(loader, _data.DataLoader):
         sampler = batch_sampler_of(loader)
         sampler = getattr(sampler, "given", sampler)  # in place of that of an earlier training
+        _check_has_samples(loader)
         order = _order(sampler, rank, num_workers, seed)
         if order is not None:
             loader_warnings.warn(loader, rank, num_workers)
@@ -175,6 +185,21 @@ def shard_loader(loader: Any, rank: int, num_workers: int, seed: int, batch_axis
         f"cannot divide a {kind} among {num_workers} processes. Pass a DataLoader(data, batch_size, shuffle=...) whose "
         "last_batch is 'keep' or 'discard', or gp.datasets.batches; or leave it out and let each process read its "
         "part, by gp.sampler.BatchSampler(..., rank=..., num_workers=...), and gp.sampler.join for parts of two lengths"
+    )
+
+
+def _check_has_samples(loader: Any) -> None:
+    """Refuse a DataLoader that would yield no batch, as its data set is empty."""
+    data = dataset_of(loader)
+    if not hasattr(data, "__len__") or len(data):
+        return
+    while (
+        (inner := mapped_data(data)) is not None and hasattr(inner, "__len__") and not isinstance(inner, (tuple, list))
+    ):
+        data = inner
+    raise BatchMismatch(
+        f"the DataLoader's data set, of the class {type(data).__name__}, is empty: its len() is 0. Look at what it is "
+        "made of: a folder or file in which it finds nothing that it reads, or a filter that leaves nothing"
     )
 
 

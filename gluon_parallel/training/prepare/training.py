@@ -116,7 +116,22 @@ def prepare(
     if loaders:  # which are divided here
         expect_equal_batches(step)
     training = Training(step, *loaders, store=store, seed=seed, run=run, saved=saved)
-    return (training, *training.loaders) if loaders else training
+    return Unpacked((training, *training.loaders)) if loaders else training
+
+
+class Unpacked(tuple):
+    """The training and its loaders, in the order given; says so where it is taken for the training."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # what copy, pickle and others look for
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        names = ", ".join(["training", *(f"loader{number}" for number in range(1, len(self)))])
+        raise AttributeError(
+            f"gp.prepare was given {len(self) - 1} loader{'s' * (len(self) > 2)}, and has returned them behind the "
+            f"training, as {len(self)} values, which have no {name!r}: write {names} = gp.prepare(...)"
+        )
 
 
 def _connected(trainer: mx.gluon.Trainer, store: Optional[Any]) -> Any:
