@@ -31,6 +31,7 @@ from .data_parallel import sampler as sampler
 from .data_parallel import set_precision as set_precision
 from .data_parallel.weight_checks import check_replicas as check_replicas
 from .devices import devices as devices
+from .gather import gather as gather
 from .kvstore.collective import broadcast_object as broadcast_object
 from .metrics import evaluate as evaluate
 from .mxnet import compat as _compat

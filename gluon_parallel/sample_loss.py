@@ -90,8 +90,11 @@ class LossPerSample:
 
     def heads(
         self, rows: Sequence[Sequence[mx.nd.NDArray]], sizes: Sequence[int], scale: float
-    ) -> list[tuple[mx.nd.NDArray, ...]]:
-        """The head gradients for the first arrays of each row, which :meth:`checked` has returned, times `scale`."""
+    ) -> Sequence[tuple[mx.nd.NDArray | None, ...]]:
+        """The head gradients for the first arrays of each row, which :meth:`checked` has returned, times `scale`.
+
+        None for an array from which no gradient follows.
+        """
         weights = [self._weight(loss, size) * scale for (loss,), size in zip(rows, sizes)]
         return [(_constant(weight, loss.shape, loss.ctx, loss.dtype),) for (loss,), weight in zip(rows, weights)]
 
@@ -102,6 +105,10 @@ class LossPerSample:
 
     def add_nothing(self, device: mx.Context) -> None:
         """Take part, without samples, in the sums over all processes; there are none."""
+
+    def mean_without_samples(self, device: mx.Context) -> mx.nd.NDArray:
+        """What a step without samples returns, (1,) on `device`, after :meth:`add_nothing`."""
+        return as_current(sum(self.parts.values(), nd.zeros(1, ctx=device)))
 
     def _weight(self, loss: mx.nd.NDArray, size: int) -> int:
         """What one element of a shard's loss counts: 1 in a sum over the samples, all samples if it is their mean."""
@@ -130,8 +137,10 @@ def _constant(value: float, shape: tuple[int, ...], device: mx.Context, dtype: A
     return nd.full(shape, value, device, dtype)
 
 
-def _go_backward(row: Sequence[mx.nd.NDArray], heads: Sequence[mx.nd.NDArray]) -> None:
-    mx.autograd.backward(list(row[: len(heads)]), list(heads))
+def _go_backward(row: Sequence[mx.nd.NDArray], heads: Sequence[mx.nd.NDArray | None]) -> None:
+    pairs = [(array, head) for array, head in zip(row, heads) if head is not None]
+    if pairs:
+        mx.autograd.backward(*map(list, zip(*pairs)))
 
 
 def _mean(losses: Sequence[mx.nd.NDArray], weights: Sequence[int], sizes: Sequence[int]) -> mx.nd.NDArray:

@@ -27,7 +27,7 @@ LAYERS = [
     + [f"mxnet/{name}" for name in ("loss_scaler", "loaders", "metrics", "device_threads", "engine", "last_error")],
     ["devices", "split", "allreduce", "archive", "sample_loss"],
     ["kvstore", "loss_checks"],
-    ["launch_engines", "communication_hooks"],
+    ["launch_engines", "communication_hooks", "gather"],
     ["nn", "reduce"],
     ["data_parallel", "asynchronous", "metrics"],
     ["pipeline"],

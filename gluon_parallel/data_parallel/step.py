@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections.abc import Iterable
 from typing import Any, Callable
 
@@ -10,7 +12,7 @@ from ..allreduce.gradients import trainable
 from ..kvstore.contract import contract, is_distributed
 from ..loss_checks import check_loss
 from ..mxnet.compat import mx
-from ..mxnet.compat.array_types import Nested, as_current, as_tuple
+from ..mxnet.compat.array_types import Nested, as_tuple
 from ..mxnet.device_threads.thread import acting_as, call_from
 from ..mxnet.last_error import is_not_recorded
 from ..mxnet.parameters import gradient_storage, waits_for_shape
@@ -25,6 +27,7 @@ from ..sample_loss import LossPerSample
 from ..split import as_devices, cut, map_arrays, num_samples, shard_sizes
 from . import checks, first_step
 from .custom_split import check_shards
+from .loss_over_batch import LossOverBatch, check_options
 from .losses import LossOfParts
 from .precision import LossScaling, refuse_unsupported
 from .update import Update, UpdateOptions
@@ -101,7 +104,7 @@ class TrainingStep:
                 mean = self._run(shards, num)
             else:  # the others' layers meet this process too, and its gradients are zero
                 update.follow(lambda: self._losses.add_nothing(device))
-                mean = as_current(sum(self.parts.values(), mx.nd.zeros(1, ctx=device)))
+                mean = self._losses.mean_without_samples(device)
         except BaseException as error:  # Ctrl-C too
             for group in groups_of(self._blocks):  # whose devices wait for no other then
                 group.abandon(error)
@@ -119,9 +122,13 @@ class TrainingStep:
         """Give all processes the same weights, and make the update; the arguments are those of what this calls."""
         first_step.broadcast_weights(self._blocks, trainer, run)
         store = store_of(trainer)
-        self._losses = LossOfParts(self._parts, store) if self._parts else LossPerSample(self._reduction)
+        self._losses = self._make_losses(trainer)
         self._update = Update(self._blocks, trainer, self._losses, self.loss_scaling, compared, self._update_options)
         checks.warn_of_statistics(self._blocks, num_parts, store, words)
+
+    def _make_losses(self, trainer: mx.gluon.Trainer) -> LossPerSample:
+        """What makes heads of backward passes, and a mean, of what the loss returns; the store is there."""
+        return LossOfParts(self._parts, store_of(trainer)) if self._parts else LossPerSample(self._reduction)
 
 
 class DataParallel(TrainingStep):
@@ -173,6 +180,13 @@ class DataParallel(TrainingStep):
         split: ``split(data, devices)`` returns at most one shard per device, each nested like `data`, which together
             have every sample once; by default :func:`split_and_load` along `batch_axis`. The gradient is the same
             whatever goes where.
+        loss_over: ``"batch"`` for a loss that looks at other samples of the batch, such as a contrastive one: outputs
+            and labels of all devices and processes are gathered, and it is called once with those of the whole batch,
+            in its order, on one device of each process. Every output has one row per sample. It returns a single value,
+            which is the loss (the weights are those of ``loss.backward(); trainer.step(1)`` on one device), or one per
+            sample, whose mean is; ``reduction="sum"`` divides a single value by the number of samples. Its parameters,
+            such as a temperature, count once. ``step`` returns the mean loss over all processes. There is no
+            accumulation, and there are no `parts`. ``"shard"``: it is called on each device with its samples.
 
     Attributes:
         num_samples: of the last step, in this process.
@@ -215,10 +229,12 @@ class DataParallel(TrainingStep):
         convert_for_cpu: bool = True,
         shard_optimizer: bool = False,
         communication_hook: Any = None,
+        loss_over: str = "shard",
     ) -> None:
         checks.check_trainer(net, trainer, "(net, loss, trainer)")
         super().__init__(net, reduction, UpdateOptions(accumulate, clip_global_norm, ignore_stale_grad))
         checks.check_loss(loss, accumulate, reduction)
+        check_options(loss, loss_over, accumulate)
         self.loss, self.trainer, self._blocks = loss, trainer, net_and_loss(net, loss)
         self.devices = as_devices(check_devices(trainer) if devices is None else devices)
         self.batch_axis, self.accumulate = batch_axis, int(accumulate)
@@ -226,7 +242,7 @@ class DataParallel(TrainingStep):
         self._processes: Any = None  # with which the update exchanges
         self._groups: list[SyncGroup] | None = None  # of the net's layers; None: not known, or on other devices
         self.outputs: list[Nested] = []
-        self._split = split
+        self._split, self._is_over_batch = split, loss_over == "batch"
         checks.check_devices(trainer, self.devices)
         self._num_written = written.num
         store = self._connect(trainer, self.devices, communication_hook, accumulate > 1)
@@ -297,6 +313,12 @@ class DataParallel(TrainingStep):
         assert self._update is not None
         return self._update
 
+    def _make_losses(self, trainer: mx.gluon.Trainer) -> LossPerSample:
+        if self._is_over_batch:
+            loss = functools.partial(getattr, weakref.proxy(self), "loss")  # with a net in no circle of references
+            return LossOverBatch(loss, self._reduction, self._blocks, trainer, self.batch_axis)
+        return super()._make_losses(trainer)
+
     def _show_shapes(self, inputs: tuple, labels: tuple) -> None:
         """Run the net once, and the loss if it has layers that wait for their shapes."""
         outputs = self.net(*inputs)
@@ -327,18 +349,21 @@ class DataParallel(TrainingStep):
             groups = groups_of(self._blocks)  # those of a graph are known once it has run
             names = frozenset(map(str, self.devices))
             self._groups = groups if all(group.devices() == names for group in groups) else None
-            inputs, labels = shards[0]
-            checked = self.loss, as_tuple(returned[id(inputs)]), labels, sizes[0], self._reduction
-            call_from(devices[0], check_loss, *checked, len(self._parts), scaler is not None, self.batch_axis)
+            if not self._is_over_batch:  # which is checked with the whole batch
+                inputs, labels = shards[0]
+                checked = self.loss, as_tuple(returned[id(inputs)]), labels, sizes[0], self._reduction
+                call_from(devices[0], check_loss, *checked, len(self._parts), scaler is not None, self.batch_axis)
         self._is_converted, self._has_checked_labels = False, True
         self.outputs = [returned[id(inputs)] for inputs, _ in shards]
         return mean
 
     def _call(self, inputs: tuple, labels: tuple) -> tuple[Nested, Nested]:
-        """What the net returns, and the loss."""
+        """What the net returns, and the loss, or what it is called with where it is over the whole batch."""
         try:
             returned = self.net(*inputs)
             outputs = as_tuple(returned)
+            if self._is_over_batch:
+                return returned, (outputs, labels)
             if not self._has_checked_labels:
                 checks.check_classes(self.loss, outputs, labels)
             return returned, self.loss(*outputs, *labels)
