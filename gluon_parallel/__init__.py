@@ -27,6 +27,7 @@ from .allreduce import average_gradients as average_gradients
 from .allreduce import broadcast as broadcast
 from .commands.profiling import profile as profile
 from .devices import devices as devices
+from .gather import gather as gather
 from .kvstore.collective import broadcast_object as broadcast_object
 from .metrics import evaluate as evaluate
 from .mxnet import compat as _compat

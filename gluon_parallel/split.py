@@ -43,6 +43,17 @@ def map_parts(function: Callable[[Nested], Nested], data: Nested) -> Nested:
     return type(data)(*parts) if hasattr(data, "_fields") else type(data)(parts)
 
 
+def at_each_place(function: Callable[[list], Any], parts: Sequence[Nested]) -> Nested:
+    """`function` of the list of what stands at each place of equally nested parts, nested like them."""
+    first = parts[0]
+    if isinstance(first, dict):
+        return {key: at_each_place(function, [part[key] for part in parts]) for key in first}
+    if not isinstance(first, (tuple, list)):
+        return function(list(parts))
+    found = [at_each_place(function, each) for each in zip(*parts)]
+    return type(first)(*found) if hasattr(first, "_fields") else type(first)(found)
+
+
 def with_arrays(data: Nested) -> Nested:
     """The batch with arrays in the place of what ``gluon.utils.split_and_load`` makes one of: lists of numbers, CSR."""
     if _is_array(data):

@@ -27,7 +27,7 @@ LAYERS = [
     + [f"mxnet/{name}" for name in ("loss_scaler", "loaders", "metrics", "device_threads", "engine", "last_error")],
     ["devices", "split", "allreduce", "archive", "sample_loss"],
     ["kvstore", "loss_checks"],
-    ["launch_engines", "communication_hooks"],
+    ["launch_engines", "communication_hooks", "gather"],
     ["nn", "reduce"],
     ["step", "asynchronous", "metrics"],
     ["pipeline"],
@@ -43,7 +43,7 @@ ROOMS = ["mxnet"]  # folders whose folders are modules of their own
 INSIDE = {
     "step": [
         ["checks", "custom_split", "label_checks", "losses", "module_loops", "precision", "sampler", "trainer_loops"],
-        ["first_step"],
+        ["first_step", "loss_over_batch"],
         ["weight_checks"],
         ["training_step"],
         ["training"],
@@ -57,7 +57,7 @@ INSIDE = {
         ["gathering"],
         ["handshake"],
         ["contract"],
-        ["base", "exchange", "separate_training", "trainer_parameters"],
+        ["base", "exchange", "process_rows", "separate_training", "trainer_parameters"],
         ["horovod", "mpi", "servers"],
         ["factory", "survival"],
         ["clients", "collective"],

@@ -41,7 +41,7 @@ def undisturbed(tmp_path_factory):
         subprocess.run([sys.executable, str(PROGRAM), str(folder / "alone.npz"), str(folder / "run"), kind], check=True)
         return dict(np.load(folder / "alone.npz"))
 
-    return lambda kind: train(kind if kind in ("accumulated", "sparse", "drawn") else "prepared")
+    return lambda kind: train(kind if kind in ("accumulated", "sparse", "drawn", "over_batch") else "prepared")
 
 
 def check(undisturbed, folder, *losses, kind="prepared", num_processes=4, min_processes=1, limit=60, made=None):
@@ -206,6 +206,11 @@ def test_other_loops_lose_processes_in_any_state_and_change_no_weight(undisturbe
     steps = (0, step, step, 8, 12 if moments[-1] == "saving" else step + 1)
     for folder, (moment, step) in enumerate(zip(moments, steps)):
         check(undisturbed, tmp_path / str(folder), f"{moment}:{number}:{step}", kind=kind, num_processes=3)
+
+
+@pytest.mark.slow
+def test_a_loss_over_the_whole_batch_goes_on_without_lost_processes(undisturbed, tmp_path):
+    check(undisturbed, tmp_path, "forward:0:2", "sum:3:6", kind="over_batch")
 
 
 HOSTS, APART = {VARIABLE: "2+2"}, {"GLUON_PARALLEL_SHARED_MEMORY": "0"}

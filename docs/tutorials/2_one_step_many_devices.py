@@ -250,7 +250,8 @@ compare("clipped before the sum, 3 devices and 1:", one, start_vector - 0.1 * np
 # - **Batch normalisation** uses the mean and variance of the samples that it sees, which are those of its shard. The
 #   third notebook is about the layer that sees them all, `SyncBatchNorm`.
 # - **Dropout** draws other masks on every device. That is the same in distribution, but not in digits.
-# - **Losses between samples** (contrastive ones, for instance) miss the pairs that lie on different devices.
+# - **Losses between samples** (contrastive ones, for instance) miss the pairs that lie on different devices, unless
+#   `gp.DataParallel(..., loss_over="batch")` gathers the outputs for them.
 #
 # ## The learning rate
 #

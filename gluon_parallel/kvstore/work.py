@@ -176,19 +176,21 @@ class NumberSum:
         store: the :class:`.Contract` of the store; where it is one process, sums are what they are made of.
         key: a whole number, as a trainer's keys are: a store takes numbers or names, not both.
         size: how many values each sum has.
+        dtype: of the values.
 
     Attributes:
-        array: (size,) NDArray, the sum that was started last, float64 on the CPU; the next one has the same memory. It
-            is for operators, if all sums are those of arrays.
+        array: (size,) NDArray, the sum that was started last, on the CPU; the next one has the same memory. It is for
+            operators, if all sums are those of arrays.
     """
 
-    def __init__(self, store: Any, key: int, size: int) -> None:
+    def __init__(self, store: Any, key: int, size: int, dtype: str = "float64") -> None:
         self.array: Any = None
+        self._dtype = dtype
         self._work: Work | None = None
         if store.num_workers > 1:
-            zeros = mx.nd.zeros(size, ctx=mx.cpu(), dtype="float64")
+            zeros = mx.nd.zeros(size, ctx=mx.cpu(), dtype=dtype)
             store.broadcast(key, zeros, [zeros])
-            self.array = mx.nd.empty(size, ctx=mx.cpu(), dtype="float64")
+            self.array = mx.nd.empty(size, ctx=mx.cpu(), dtype=dtype)
             self._values = view(self.array)
             self._work = Work(store, key, self.array)
             self._plan = store.plan([key], [[self.array]], priorities=[1 << 20])
@@ -202,12 +204,12 @@ class NumberSum:
             then: as of :meth:`Work.begin`.
         """
         if self._work is None:
-            self.array = values if isinstance(values, mx.nd.NDArray) else mx.nd.array(values, mx.cpu(), "float64")
+            self.array = values if isinstance(values, mx.nd.NDArray) else mx.nd.array(values, mx.cpu(), self._dtype)
             return self
         self._work.wait(None, "Every process must take as many steps")
         self.array.wait_to_read()  # raises what has ended it
         if isinstance(values, mx.nd.NDArray):
-            values.astype("float64").copyto(self.array)
+            values.astype(self._dtype, copy=False).copyto(self.array)
         else:
             self._values[:] = values
         self._plan.push()

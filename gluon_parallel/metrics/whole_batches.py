@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from ..errors import BatchMismatch
 from ..kvstore.collective import gather_objects
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import Nested, leaves
-from ..split import map_arrays
+from ..split import at_each_place, map_arrays
 
 
 def whole_batches(parts: Iterator[Optional[Nested]], store: Any, batch_axis: int) -> Iterator[Optional[Nested]]:
@@ -90,14 +90,3 @@ def _whole(parts: Sequence[Nested], batch_axis: int, are_current: Sequence[bool]
         return array.as_np_ndarray() if is_numpy else array
 
     return at_each_place(whole, parts)
-
-
-def at_each_place(function: Callable[[list], Any], parts: Sequence[Nested]) -> Nested:
-    """`function` of the list of what stands at each place of equally nested parts, nested like them."""
-    first = parts[0]
-    if isinstance(first, dict):
-        return {key: at_each_place(function, [part[key] for part in parts]) for key in first}
-    if not isinstance(first, (tuple, list)):
-        return function(list(parts))
-    found = [at_each_place(function, each) for each in zip(*parts)]
-    return type(first)(*found) if hasattr(first, "_fields") else type(first)(found)

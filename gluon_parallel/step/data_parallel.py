@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import weakref
 from collections.abc import Iterable
 from typing import Any, Callable
 
@@ -26,6 +27,7 @@ from ..split import as_devices, cut, map_arrays, shard_sizes
 from . import checks, first_step
 from .custom_split import check_shards
 from .label_checks import label_check_of
+from .loss_over_batch import LossOverBatch, check_options
 from .losses import backward_of_parts
 from .training import Training
 from .training_step import NAMES, Options, TrainingStep
@@ -88,6 +90,13 @@ class DataParallel(Training):
         split: ``split(data, devices)`` returns at most one shard per device, each nested like `data`, which together
             have every sample once; by default :func:`split_and_load` along `batch_axis`. The gradient is the same
             whatever goes where.
+        loss_over: ``"batch"`` for a loss that looks at other samples of the batch, such as a contrastive one: outputs
+            and labels of all devices and processes are gathered, and it is called once with those of the whole batch,
+            in its order, on one device of each process. Every output has one row per sample. It returns a single value,
+            which is the loss (the weights are those of ``loss.backward(); trainer.step(1)`` on one device), or one per
+            sample, whose mean is; ``reduction="sum"`` divides a single value by the number of samples. Its parameters,
+            such as a temperature, count once. ``step`` returns the mean loss over all processes. There is no
+            accumulation, and there are no `parts`. ``"shard"``: it is called on each device with its samples.
 
     Attributes:
         num_samples: of the last step, in this process.
@@ -130,11 +139,13 @@ class DataParallel(Training):
         convert_for_cpu: bool = True,
         shard_optimizer: bool = False,
         communication_hook: Any = None,
+        loss_over: str = "shard",
     ) -> None:
         checks.check_trainer(net, trainer, "(net, loss, trainer)")
         checks.check_update(accumulate, clip_global_norm)
         check_reduction(reduction)
         checks.check_loss(loss, accumulate, reduction)
+        check_options(loss, loss_over, accumulate)
         self.net, self.loss, self.trainer, self._blocks = net, loss, trainer, net_and_loss(net, loss)
         self.devices = as_devices(check_devices(trainer) if devices is None else devices)
         self.batch_axis, self.accumulate = batch_axis, int(accumulate)
@@ -142,7 +153,8 @@ class DataParallel(Training):
         self._groups: list[SyncGroup] | None = None  # of the net's layers; None: not known, or on other devices
         self.outputs: list[Nested] = []
         self._split, self._reduction, self._parts = split, reduction, getattr(loss, "parts", ())
-        self._go_backward = functools.partial(backward_per_sample, reduction=reduction)
+        self._is_over_batch = loss_over == "batch"
+        self._go_backward: Callable[..., mx.nd.NDArray] = functools.partial(backward_per_sample, reduction=reduction)
         checks.check_devices(trainer, self.devices)
         self._num_written = written.num
         store = first_step.connect(net, trainer, self.devices, communication_hook, accumulate > 1)
@@ -150,7 +162,7 @@ class DataParallel(Training):
             self._blocks, trainer, store, self._parts, batch_axis,
             Options(self.accumulate, clip_global_norm, ignore_stale_grad),
         )  # fmt: skip
-        self._label_check = label_check_of(loss, batch_axis)
+        self._label_check = None if self._is_over_batch else label_check_of(loss, batch_axis)
         self._converts, self._is_converted, self._has_checked_labels = convert_for_cpu, False, False
         if shard_optimizer and checks.can_shard(trainer, store):
             shard(trainer)
@@ -209,6 +221,12 @@ class DataParallel(Training):
             self._step.start(run, compared, len(self.devices), checks.OF_SHARDS)
             if self._step.sums is not None:
                 self._go_backward = functools.partial(backward_of_parts, parts=self._step.sums)
+            if self._is_over_batch:
+                loss = functools.partial(getattr, weakref.proxy(self), "loss")  # with a net in no circle of references
+                self._step.over_batch = LossOverBatch(
+                    loss, self._reduction, self._blocks, self.trainer, self.batch_axis
+                )
+                self._go_backward = self._step.over_batch.backward
         if self.accumulate > 1:
             for parameter in trainable(self.trainer):  # in every step: one that was frozen comes back with "write"
                 if gradient_storage(parameter) == "default":  # MXNet adds to no others; the update does
@@ -239,20 +257,26 @@ class DataParallel(Training):
             groups = groups_of(self._blocks)  # those of a graph are known once it has run
             names = frozenset(map(str, self.devices))
             self._groups = groups if all(group.devices() == names for group in groups) else None
-            inputs, labels = shards[0]
-            checked = self.loss, as_tuple(returned[id(inputs)]), labels, sizes[0], self._reduction
-            call_from(devices[0], check_loss, *checked, len(self._parts), scaler is not None, self.batch_axis)
+            if not self._is_over_batch:  # which is checked with the whole batch
+                inputs, labels = shards[0]
+                checked = self.loss, as_tuple(returned[id(inputs)]), labels, sizes[0], self._reduction
+                call_from(devices[0], check_loss, *checked, len(self._parts), scaler is not None, self.batch_axis)
         self._is_converted, self._has_checked_labels = False, True
         self.outputs = [returned[id(inputs)] for inputs, _ in shards]
         return mean
 
     def _call(self, returned: dict[int, Nested], sizes: list[int], inputs: tuple, labels: tuple) -> Nested:
-        """The loss of the next shard; what the net has returned is noted in `returned`, by the identity of `inputs`."""
+        """The loss of the next shard, or what it is called with where it is over the whole batch.
+
+        What the net has returned is noted in `returned`, by the identity of `inputs`.
+        """
         try:
             outputs = self.net(*inputs)
             begin = sum(sizes[: len(returned)])  # the place in the batch of its first sample
             returned[id(inputs)] = map_arrays(_DETACHED, outputs)
             outputs = as_tuple(outputs)
+            if self._is_over_batch:
+                return outputs, labels
             check = self._label_check
             if check is not None and len(labels) == 1:  # a weight for each sample may leave labels out
                 looked = outputs[0], labels[0], self._step.number, begin

@@ -21,6 +21,7 @@ from ..reduce.reducer import reducer_of, update_copies
 from ..reduce.step_header import StepHeader, header_of
 from ..split import num_samples
 from . import checks, first_step
+from .loss_over_batch import LossOverBatch
 from .losses import SumsOfParts
 from .precision import LossScaling
 from .weight_checks import FiniteWeights, WeightsComparison
@@ -49,6 +50,7 @@ class TrainingStep:
         num_samples, mean: of the last step, in this process; `number` is that of the step, from 1.
         loss_scaling: of the trainer.
         sums: of a loss of parts, from the first step on.
+        over_batch: the loss over the whole batch, where it is one, from the first step on.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class TrainingStep:
         self.mean: mx.nd.NDArray | None = None
         self.loss_scaling = LossScaling(trainer)
         self.sums: SumsOfParts | None = None
+        self.over_batch: LossOverBatch | None = None
         self._has_started = False
         self._ranks: Any = None  # the processes with which it exchanges
         self._rows: dict[int, tuple] = {}  # id of a row_sparse gradient -> (the gradient, its sum over the steps)
@@ -265,11 +268,15 @@ class TrainingStep:
             mx.nd.waitall()  # so that no call of this process is in flight
         if self.sums is not None:
             self.sums.add_nothing(device)
+        if self.over_batch is not None:
+            self.over_batch.add_nothing(device)
         if self._joins and self._receive()["idle"] < contract(store_of(self._trainer)).num_workers:
             self._join.follow()
         if not self._options.ignore_stale_grad:  # otherwise the other processes send which parameters they have reached
             reducer = reducer_of(self._trainer)
             reducer.complete(reducer.places)
+        if self.over_batch is not None:
+            return self.over_batch.mean_without_samples(device)
         values = {} if self.sums is None else self.sums.values
         return as_current(sum(values.values(), mx.nd.zeros(1, ctx=device)))
 

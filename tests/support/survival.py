@@ -162,14 +162,14 @@ def make_net(deferred=False, sparse=False, has_values=True):
 
 
 class Prepared:
-    """The loop of ``gp.prepare``; `accumulate` batches make an update."""
+    """The loop of ``gp.prepare``, with these options."""
 
-    def __init__(self, net, trainer, data, folder, accumulate=1):
+    def __init__(self, net, trainer, data, folder, loss=LOSS, **options):
         global TRAINING
         TRAINING, self.train, self.test = gp.prepare(
-            net, LOSS, trainer, gluon.data.DataLoader(data, BATCH, shuffle=True),
+            net, loss, trainer, gluon.data.DataLoader(data, BATCH, shuffle=True),
             gluon.data.DataLoader(data, 8, shuffle=True), sync_batch_norm=True, run=gp.Run(folder),
-            accumulate=accumulate,
+            **options,
         )  # fmt: skip
 
     def epochs(self):
@@ -240,9 +240,15 @@ class OwnTrainer(Own):
         return step
 
 
+def loss_of_pairs(z, y):
+    """A loss of the whole batch: the classes, and how alike all pairs are."""
+    return LOSS(z, y).mean() + 0.1 * nd.dot(z, z, transpose_b=True).square().mean()
+
+
 KINDS = {
     "prepared": Prepared, "drawn": Prepared, "sparse": Prepared,
     "accumulated": functools.partial(Prepared, accumulate=3), "own": Own, "trainer": OwnTrainer,
+    "over_batch": functools.partial(Prepared, loss=loss_of_pairs, loss_over="batch"),
 }  # fmt: skip
 
 

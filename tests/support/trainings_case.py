@@ -40,7 +40,7 @@ class Case:
     fixed: str = ""  # one parameter of the net: "null" (grad_req), "lr_mult" or "wd_mult"
     which: int = 0  # the number of that parameter, and of those that are frozen for a time
     # The loss.
-    loss: str = "l2"  # or "ce", "weighted", "parts"
+    loss: str = "l2"  # or "ce", "weighted", "parts", "pairs" (over the whole batch)
     reduction: str = ""  # or "mean", "sum"
     form: str = "arrays"  # of a batch; or "numpy", "list" (two inputs)
     # The update.
@@ -92,6 +92,11 @@ class Case:
     def num_labels(self) -> int:
         """How many arrays of labels a batch has."""
         return 1 + (self.loss == "weighted")
+
+    @property
+    def is_of_batch(self) -> bool:
+        """Whether the loss is one value of the whole batch, which no number of samples divides."""
+        return self.loss in ("parts", "pairs")
 
     @property
     def unused(self) -> range:

@@ -29,7 +29,7 @@ def tolerance(case):
         return 2e-2  # 11 bits of each gradient, in which optimizers divide by its size
     if case.dtype == "float32":
         return 2e-4  # 24 bits; sums in another order, which optimizers divide by the size of a gradient
-    if case.clip_global_norm is not None or case.loss == "parts":
+    if case.clip_global_norm is not None or case.is_of_batch:
         return 1e-5  # factors in float32
     return 1e-6  # MXNet's operators take learning rates and 1 / (number of samples) in float32
 
@@ -50,7 +50,7 @@ def differences(case, found, wanted):
         if loss is None:
             continue
         values = losses[number]
-        if case.loss != "parts" and not case.samples:
+        if not case.is_of_batch and not case.samples:
             values = found.own(values, step.sizes)
         if error := _error(np.mean(loss), np.mean(values), largest):
             lines.append(f"loss of step {number}: {error}")

@@ -87,8 +87,9 @@ def _nets(draw, way):
 
 @st.composite
 def _losses(draw, way):
-    loss = _choose(draw, "l2", "ce", "weighted", *(["parts"] if not _is_own(way) else []))
-    reduction = _choose(draw, "", "", "mean", "sum") if not _is_own(way) and loss != "parts" else ""
+    loss = _choose(draw, "l2", "ce", "weighted", *(["parts", "pairs"] if not _is_own(way) else []))
+    has_one = not _is_own(way) and loss not in ("parts", "pairs")
+    reduction = _choose(draw, "", "", "mean", "sum") if has_one else ""
     return {"loss": loss, "reduction": reduction}
 
 
@@ -106,7 +107,7 @@ def _updates(draw, way, case):
         found["wd"] = 0.0  # MXNet refuses another one
     if way == "Module":
         return {**found, "store": found["store"] if found["store"] != "none" else "device"}
-    if case.get("loss") != "parts":
+    if case.get("loss") not in ("parts", "pairs"):
         found["accumulate"] = _choose(draw, 1, 1, 2, 3)
     if way == "loop":
         found["sums"] = _choose(draw, "step", "allreduce_grads", "gp.allreduce")
@@ -151,7 +152,8 @@ def _loaders(draw, case):
     if last_batch != "keep":  # an epoch without a batch is refused
         samples = max(samples, batch_size)
     scores = {"l2": ["mse", "rmse", "mae", "largest"], "ce": ["acc"] if case.get("hook") != "float16" else []}
-    scores = ["", "loss", "predict", *scores.get(case["loss"], [])] if case["loss"] != "parts" else ["", "predict"]
+    is_of_batch = case["loss"] in ("parts", "pairs")
+    scores = ["", "predict"] if is_of_batch else ["", "loss", "predict", *scores.get(case["loss"], [])]
     return {
         "score": _choose(draw, *scores),
         # A process without a sample in the first batch does not know the shapes.

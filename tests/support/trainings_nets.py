@@ -137,6 +137,18 @@ class Parts:
         return (entropy.sum(), counts.sum()), (0.1 * nd.square(y).sum(), num_samples)
 
 
+class Pairs:
+    """A mean over the samples, and one over all pairs of them, of what the net returns for a sample."""
+
+    def __init__(self, axis):
+        self.axis = axis
+
+    def __call__(self, y, labels):
+        of_samples = (y.swapaxes(0, self.axis) if self.axis else y).reshape((y.shape[self.axis], -1))
+        entropy = -nd.pick(nd.log_softmax(y, axis=-1), labels, axis=-1).mean()
+        return entropy + nd.tanh(nd.dot(of_samples, of_samples, transpose_b=True) / of_samples.shape[1]).mean()
+
+
 def loss_per_sample(case):
     """Gluon's loss, one value per sample."""
     kind = gluon.loss.L2Loss if case.loss == "l2" else gluon.loss.SoftmaxCrossEntropyLoss
@@ -145,8 +157,8 @@ def loss_per_sample(case):
 
 def loss_of(case):
     """The loss as `case` hands it over."""
-    if case.loss == "parts":
-        return Parts(case.batch_axis)
+    if case.is_of_batch:
+        return (Parts if case.loss == "parts" else Pairs)(case.batch_axis)
     loss = loss_per_sample(case)
     return loss if not case.reduction else lambda *arguments: getattr(nd, case.reduction)(loss(*arguments))
 

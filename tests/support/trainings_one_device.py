@@ -85,6 +85,8 @@ class OneDevice:
             if self.case.loss == "parts":
                 pairs = nets.Parts(self.case.batch_axis)(self.net(*inputs), *labels)
                 losses = sum(total / nd.maximum(count, 1) for total, count in pairs)
+            elif self.case.loss == "pairs":
+                losses = nets.Pairs(self.case.batch_axis)(self.net(*inputs), *labels)
             else:
                 losses = nets.loss_per_sample(self.case)(self.net(*inputs), *labels)
         losses.backward()
@@ -102,7 +104,7 @@ class OneDevice:
         if not self.num_steps:
             return False
         which = self.num_updates % len(self.updaters)
-        divisor = 1 if self.case.loss == "parts" else self.num_samples
+        divisor = 1 if self.case.is_of_batch else self.num_samples
         if self.case.clip_global_norm is not None:
             norm = np.sqrt(sum((one.asnumpy().astype("float64") ** 2).sum() for one in self.totals.values())) / divisor
             factor = min(1.0, self.case.clip_global_norm / (norm + 1e-12))

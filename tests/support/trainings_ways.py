@@ -70,6 +70,7 @@ class Trained:
             "accumulate": case.accumulate, "clip_global_norm": case.clip_global_norm, "batch_axis": case.batch_axis,
             "ignore_stale_grad": case.branches, "reduction": case.reduction or None, "convert_for_cpu": case.convert,
             "shard_optimizer": case.shard_optimizer, "communication_hook": HOOKS[case.hook],
+            "loss_over": "batch" if case.loss == "pairs" else "shard",
         }  # fmt: skip
 
     def before(self, step):

@@ -7,10 +7,9 @@ import numpy as np
 from ...errors import BatchMismatch
 from ...kvstore.collective import gather_objects
 from ...metrics.evaluation import run
-from ...metrics.whole_batches import at_each_place
 from ...mxnet.compat import mx
 from ...mxnet.compat.array_types import as_tuple, leaves
-from ...split import num_samples
+from ...split import at_each_place, num_samples
 from .loaders import LoaderShard
 
 
