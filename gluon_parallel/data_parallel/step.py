@@ -61,6 +61,15 @@ class TrainingStep:
         """
         return self._losses.parts
 
+    @property
+    def gradient_norm(self) -> mx.nd.NDArray | None:
+        """With `clip_global_norm`, the norm before clipping of the gradient of the mean loss, at the last update.
+
+        Of all parameters together, over all devices and processes: an array of one value, (1,) float32, that nobody has
+        waited for. None before the first update, and without `clip_global_norm`; ``math.inf`` measures without clipping.
+        """
+        return None if self._update is None else self._update.gradient_norm
+
     def update(self) -> None:
         """Update with the gradients accumulated so far; :meth:`step` does when they are complete.
 

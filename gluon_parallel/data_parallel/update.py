@@ -55,6 +55,7 @@ class Update:
         self._net, self._join = net, Join(net, store_of(trainer))
         self._joins = bool(self._join)  # then headers go before the forward pass, and several make an update
         self._num_updates = 0
+        self.gradient_norm: mx.nd.NDArray | None = None  # (1,), of the last update
         self._num_steps = self._num_samples = 0  # accumulated
         self._is_under_way = False  # whether a header is that nobody has read
         self._num_of_all = 0  # of these samples, those of all processes, as far as headers have said them
@@ -155,7 +156,7 @@ class Update:
             with contextlib.nullcontext() if scaled is None else scaled.unscaling():
                 if options.clip_global_norm is not None:
                     summed = [reducer.gradients[place] for place in places]
-                    gradients.clip(summed, options.clip_global_norm, scale_of(trainer) / num)
+                    self.gradient_norm = gradients.clip(summed, options.clip_global_norm, scale_of(trainer) / num)
                 if len(places) < len(reducer.places) and not options.ignore_stale_grad:
                     self._refuse_missed(reducer, places)
                 optimizer_of(trainer).rescale_grad = scale_of(trainer) / num

@@ -184,6 +184,10 @@ class Training(Loop):
         self.add(loss, self._parallel.num_samples, self._parallel.parts)
         return loss
 
+    def _values_of_step(self) -> dict[str, Any]:
+        norm = self._parallel.gradient_norm
+        return {**super()._values_of_step(), **({} if norm is None else {"gradient_norm": norm})}
+
     @property
     def outputs(self) -> list:
         return self._parallel.outputs
