@@ -65,8 +65,8 @@ class TrainingStep:
     def gradient_norm(self) -> mx.nd.NDArray | None:
         """With `clip_global_norm`, the norm before clipping of the gradient of the mean loss, at the last update.
 
-        Of all parameters together, over all devices and processes: an array of one value, (1,) float32, that nobody has
-        waited for. None before the first update, and without `clip_global_norm`; ``math.inf`` measures without clipping.
+        Of all parameters together, over all devices and processes; an array of one value, (1,) float32, that nobody has
+        waited for. None before the first update and without `clip_global_norm`, where ``math.inf`` clips nothing.
         """
         return None if self._update is None else self._update.gradient_norm
 
@@ -235,6 +235,7 @@ class DataParallel(TrainingStep):
         self._processes: Any = None  # with which the update exchanges
         self._groups: list[SyncGroup] | None = None  # of the net's layers; None: not known, or on other devices
         self.outputs: list[Nested] = []
+        self._labels: list[tuple[tuple, int]] | None = None  # of the last step, see `keep_labels`
         self._split = split
         checks.check_devices(trainer, self.devices)
         self._num_written = written.num
@@ -273,6 +274,8 @@ class DataParallel(TrainingStep):
         """
         with acting_as(_STEP):  # which launches the devices' operators from their threads by itself
             self.outputs = []
+            if self._labels:
+                self._labels = []
             return self._step(x, y, self.devices[0])
 
     __call__ = step
@@ -341,6 +344,8 @@ class DataParallel(TrainingStep):
             call_from(devices[0], check_loss, *checked, len(self._parts), scaler is not None, self.batch_axis)
         self._is_converted, self._has_checked_labels = False, True
         self.outputs = [returned[id(inputs)] for inputs, _ in shards]
+        if self._labels is not None:
+            self._labels = [(labels, size) for (_, labels), size in zip(shards, sizes)]
         return mean
 
     def _call(self, inputs: tuple, labels: tuple) -> tuple[Nested, Nested]:
@@ -354,6 +359,16 @@ class DataParallel(TrainingStep):
         except (TypeError, mx.base.MXNetError) as error:
             error.args = (f"{error} {checks.call_in_words(inputs, labels, error)}",)
             raise
+
+
+def keep_labels(parallel: DataParallel) -> None:
+    """Have :func:`labels_of` know the labels of each step from now on."""
+    parallel._labels = []
+
+
+def labels_of(parallel: DataParallel) -> list[tuple[tuple, int]]:
+    """The labels of the last step and how many samples they are of, for each device that had some, as `outputs`."""
+    return parallel._labels or []
 
 
 def expect_equal_batches(parallel: DataParallel) -> None:

@@ -78,7 +78,7 @@ def read_metrics(path: Path, until_epoch: int, until_step: Optional[int] = None)
 
 
 def write_csv(rows: list[dict[str, float]], file: Any) -> None:
-    """Write rows as a table in which those of epochs and of steps have the columns of all; ``pandas.read_csv`` reads it.
+    """Write rows as a table in which those of epochs and of steps have the columns of all.
 
     Example:
         >>> import io

@@ -101,6 +101,7 @@ class Loop:
         self._losses = Losses(self._refuse)
         self._step_log, self._log_every = StepLog(self) if self.run else None, self.run.log_every or math.inf
         self._leaves_alone = False  # while this process saves and stops without the others
+        self._saved_metrics: Mapping[str, Sequence[float]] = {}  # of the epoch that a checkpoint is in the middle of
         self._on_step: list[Callable[[Any], Any]] = []
         self._on_epoch: list[Callable[[Any], Any]] = []
         if self.run:
@@ -274,7 +275,13 @@ class Loop:
                 "its first pass (hand over a list or a DataLoader), or training.step was not called"
             )
         self.epoch, self.step_in_epoch = self.epoch + 1, 0
-        row = {"epoch": self.epoch, **found.means(), **measured, "samples_per_second": found.rate}
+        row = {
+            "epoch": self.epoch,
+            **found.means(),
+            **self._take_metrics(),
+            **measured,
+            "samples_per_second": found.rate,
+        }
         is_best = score is not None and not math.isnan(score) and (self.best is None or score > self.best)
         self.best, self.best_epoch = (score, self.epoch) if is_best else (self.best, self.best_epoch)
         self.epochs_since_best = 0 if is_best else self.epochs_since_best + (score is not None)
@@ -308,9 +315,9 @@ class Loop:
     def log(self, **values: Any) -> None:
         """Log values of the last step, by name: numbers, or arrays of one value, which nobody waits for.
 
-        They are read some steps later, and become one row of the run's ``metrics.jsonl`` with the step's number, counted
-        over all epochs: ``{"step": 50, "epoch": 1, "loss": 0.7, ...}``. Of several processes, those of process 0 are
-        written, so it may be called there alone; without a run, nothing is.
+        They are read some steps later, and become one row of the run's ``metrics.jsonl``, with the step's number as
+        counted over all epochs: ``{"step": 50, "epoch": 1, "loss": 0.7, ...}``. Of several processes, those of process
+        0 are written, so it may be called there alone; without a run, nothing is.
 
         Every ``gp.Run(folder, log_every=50)`` steps, such a row has by itself: ``loss``, and each part of it, the mean
         over the samples of all processes since the row before, or since the epoch began; ``samples_per_second``, of all
@@ -340,7 +347,7 @@ class Loop:
         return function
 
     def on_epoch(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Call ``function(training)`` at the end of :meth:`end_epoch`, as :meth:`on_step`; :attr:`row` is there then."""
+        """Call ``function(training)`` at the end of :meth:`end_epoch`, with :attr:`row`; else as :meth:`on_step`."""
         self._on_epoch.append(function)
         return function
 
@@ -371,6 +378,14 @@ class Loop:
     def _values_of_step(self) -> dict[str, Any]:
         """What the log has by itself of the last step, beside its loss: numbers, and arrays of one value."""
         return {} if self.trainer is None else {"learning_rate": self.trainer.learning_rate}
+
+    def _take_metrics(self) -> dict[str, float]:
+        """What was measured of the epoch's steps, beside their loss."""
+        return {}
+
+    def _sums_of_metrics(self) -> dict[str, list[float]]:
+        """The same for a checkpoint within the epoch."""
+        return {}
 
     def _over_processes(self, own: Sums) -> Sums:
         """The sums of those of all processes, which all call it."""

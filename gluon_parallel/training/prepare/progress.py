@@ -194,6 +194,7 @@ def write(loop: Any, path: Path) -> None:
     there = {key: getattr(loop, name) for key, name in _COUNTS.items()}
     there["loaders"] = [[*loader.position, operator.length_hint(loader)] for loader in loop.loaders]
     there.update(seed=loop._seed, sums=loop._losses.sums, num_samples=loop._losses.num_samples)
+    there["metrics"] = loop._sums_of_metrics() if loop.step_in_epoch else {}
     own = {**loop._objects, **{name: copies[0] for name, copies in loop._arrays.items()}}
     files.write(path, loop.net, loop.trainer, own, there, loop.is_main)
 
@@ -237,4 +238,5 @@ def resume(loop: Any) -> None:
         loader.set_epoch(epoch, start)
     sums, num = there["sums"], there["num_samples"]  # of all processes, so only process 0 goes on with them
     loop._losses = Losses(loop._refuse, *(sums, num) if loop.is_main else (dict.fromkeys(sums, 0.0), 0))
+    loop._saved_metrics = there.get("metrics", {}) if loop.is_main else {}
     loop.print(f"continuing {path}")

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Optional
 
-from ...kvstore import collective
+from ...kvstore.collective import collective
 from ...mxnet.compat.array_types import widened
 
 
