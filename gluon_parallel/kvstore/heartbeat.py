@@ -13,6 +13,7 @@ WAITS_FOR = "waits for "  # is sent, with their numbers, by a process that waits
 LEFT_OUT = "goes on without "  # is sent, with the numbers of those, once others are left out for good
 ASKED = "asked to stop by "  # is sent, with a signal's number, by a process that stops after its step
 LISTENS, WRITTEN = "listens to SIGUSR1", "has written"  # are sent by a process with a flight recorder, see its `start`
+BAR = "bar "  # begins the progress that the launcher's terminal shows; nothing after it removes it
 SAYS = "says "  # begins what the launcher writes into the logs of all processes
 LOST = "lost "  # is heard, with a number, when the launcher has lost that process
 # Number and inode of an open socket, and the number of the process that has the other end: the launcher's agent

@@ -94,6 +94,8 @@ class Decisions:
             # A lost process says enough; after Ctrl-C, whoever asks by SIGUSR1 gets the answer.
             unseen = SAID if self.failure is not None and self.failure.member else None
             self.logs.write(name, message["lines"], message["stream"], unseen)
+        elif text.startswith(heartbeat.BAR):
+            self.logs.show_bar(name, text.removeprefix(heartbeat.BAR))
         elif text == heartbeat.WRITTEN:
             self._writing.discard(member)
         elif text == heartbeat.ENDS:

@@ -133,6 +133,7 @@ class Loop:
     def print(self, *values: Any) -> None:
         """Print on process 0."""
         if self.is_main:
+            self._bar.clear()
             print(*values, flush=True)
 
     def epochs(self, num: int, patience: Optional[int] = None, progress: bool = True) -> Iterator[int]:

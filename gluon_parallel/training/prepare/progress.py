@@ -6,6 +6,7 @@ import operator
 import sys
 import time
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import Any, Callable, NamedTuple, Optional
 from tqdm import tqdm
 
 from ...archive import described, refuse_differences
-from ...errors import CheckpointError
+from ...errors import LOG, CheckpointError
+from ...kvstore import heartbeat
 from ...kvstore.environment import launched_group
 from ...mxnet.compat import mx
 from ...mxnet.compat.array_types import as_legacy
@@ -33,8 +35,21 @@ def _kind_of_bar() -> tuple[type, bool]:
     return bar, bar is not tqdm
 
 
+class _Launcher:
+    """The launcher's terminal, as a file that a bar is written to."""
+
+    def write(self, text: str) -> None:
+        heartbeat.send(heartbeat.BAR + text.strip())
+
+    def flush(self) -> None:
+        """Nothing: it is sent at once."""
+
+
 class Bar:
     """How far an epoch is: a bar in a terminal or a notebook, elsewhere a line every minute.
+
+    A launched process prints the lines, and its launcher shows the bar, if that has a terminal. What this package says
+    meanwhile begins on a line of its own.
 
     Args:
         epoch: its number, counted from 1.
@@ -47,10 +62,16 @@ class Bar:
         kind, is_notebook = _kind_of_bar()
         is_terminal = sys.stderr is not None and sys.stderr.isatty()  # None: it was closed when Python began
         is_drawn = is_terminal or (is_notebook and launched_group() is None)
-        self._bar = kind(desc=f"epoch {epoch}", total=total, initial=done, unit="step", leave=False,
-                         disable=print_line is None or not is_drawn)  # fmt: skip
+        of_launcher = {"file": _Launcher(), "mininterval": 0.5} if not is_drawn and heartbeat.is_heard() else {}
+        self._bar = (tqdm if of_launcher else kind)(
+            desc=f"epoch {epoch}", total=total, initial=done, unit="step", leave=False,
+            disable=print_line is None or not (is_drawn or of_launcher), **of_launcher,
+            delay=1e-9,  # it begins with the first step, in which most warnings come
+        )  # fmt: skip
         self._print = None if is_drawn else print_line
         self._epoch, self._done, self._total, self._shown = epoch, done, total, time.perf_counter()
+        if is_terminal and not self._bar.disable:
+            _drawn.add(self)
 
     def step(self, text: Callable[[], str]) -> None:
         """Count a step; ``text()``, which asks the learning rate schedule, is called where it is shown beside it."""
@@ -63,9 +84,27 @@ class Bar:
             of_all = "" if self._total is None else f" of {self._total}"
             self._print(f"epoch {self._epoch}: step {self._done}{of_all}, {text()}")
 
+    def clear(self) -> None:
+        """Make room for a line; the next step shows the bar again."""
+        if not self._bar.disable:
+            self._bar.clear()
+
     def close(self) -> None:
         """Remove it."""
+        _drawn.discard(self)
         self._bar.close()
+
+
+_drawn: weakref.WeakSet[Bar] = weakref.WeakSet()  # on a terminal
+
+
+def _make_room(_record: Any) -> bool:
+    for bar in [*_drawn]:
+        bar.clear()
+    return True
+
+
+LOG.addFilter(_make_room)
 
 
 class Later:
