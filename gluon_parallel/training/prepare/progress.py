@@ -66,7 +66,7 @@ class Bar:
         self._bar = (tqdm if of_launcher else kind)(
             desc=f"epoch {epoch}", total=total, initial=done, unit="step", leave=False,
             disable=print_line is None or not (is_drawn or of_launcher), **of_launcher,
-            delay=1e-9,  # it begins with the first step, in which most warnings come
+            delay=0 if is_notebook else 1e-9,  # it begins with the first step's end, before which most warnings come
         )  # fmt: skip
         self._print = None if is_drawn else print_line
         self._epoch, self._done, self._total, self._shown = epoch, done, total, time.perf_counter()

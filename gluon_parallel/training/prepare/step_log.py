@@ -6,6 +6,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, Optional
 
+import numpy as np
+
 from ...kvstore.collective import collective
 from ...mxnet.compat.array_types import widened
 
@@ -52,4 +54,4 @@ class StepLog:
 def _number(value: Any) -> float:
     if isinstance(value, int):
         return value
-    return float(widened(value.asnumpy()).item() if hasattr(value, "asnumpy") else value)
+    return float(widened(value.asnumpy() if hasattr(value, "asnumpy") else np.asarray(value)).item())
