@@ -77,24 +77,6 @@ def replace(path: Union[str, os.PathLike], content: Any) -> None:
             os.close(folder)
 
 
-def append(path: Union[str, os.PathLike], data: bytes, sync: bool = True) -> None:
-    """Write `data` behind what the file has, all of it or nothing; `sync`: it must survive a power cut.
-
-    Raises:
-        OutputUnavailable: the file cannot be written.
-    """
-    with writable(str(path)), open(path, "ab", buffering=0) as file:
-        size = file.tell()
-        try:
-            while data:
-                data = data[file.write(data) :]
-            if sync:
-                os.fsync(file.fileno())
-        except OSError:
-            file.truncate(size)
-            raise
-
-
 @contextlib.contextmanager
 def _part_of(path: Path) -> Iterator[Any]:
     """A new file beside `path`, which is removed if the block raises; locked as long as this process writes it."""

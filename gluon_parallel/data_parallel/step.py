@@ -259,7 +259,13 @@ class DataParallel(TrainingStep):
 
         Returns:
             The mean loss over the batch, an NDArray of shape (1,) on the first device. It is not waited for: reading
-            it (``asnumpy``) waits for this step's forward pass.
+            it (``asnumpy``) waits for this step's forward pass. In several processes it is that of this process's part
+            of the batch (of a loss with `parts` that of all); a run's log has the mean over all.
+
+        After an update, ``parameter.grad(device)`` is on every device the gradient of the sum of the losses over the
+        samples of all devices and processes, and of the steps that `accumulate` adds up (of a loss with `parts`, of the
+        loss): the update divides by their number. With `clip_global_norm` it is the clipped one; :attr:`gradient_norm`
+        is the norm before, of the mean loss.
 
         Raises:
             BatchMismatch: the batch is empty or None and no other process has samples, inputs and labels differ in

@@ -145,7 +145,7 @@ class Run:
         self.rows.append(row)
         if self:
             self._write_steps()
-            archive.append(self._metrics, _lines([row]))
+            _append(self._metrics, [row], sync=True)
             if self._csv:
                 rows = report.read_metrics(self._metrics, int(row["epoch"]))
                 archive.replace(self.folder / "metrics.csv", lambda file: report.write_csv(rows, file))
@@ -244,11 +244,21 @@ def _lines(rows: Sequence[Mapping[str, float]]) -> bytes:
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
-def _append(path: Path, rows: list[dict[str, float]]) -> None:
-    """Move rows to the end of a ``metrics.jsonl``."""
-    if rows:
-        archive.append(path, _lines(rows), sync=False)
-        rows.clear()
+def _append(path: Path, rows: list[dict[str, float]], sync: bool = False) -> None:
+    """Move rows to the end of a ``metrics.jsonl``, all or none; `sync`: they must survive a power cut."""
+    if not rows:
+        return
+    with writable(str(path)), open(path, "ab", buffering=0) as file:
+        size, data = file.tell(), _lines(rows)
+        try:
+            while data:
+                data = data[file.write(data) :]
+            if sync:
+                os.fsync(file.fileno())
+        except OSError:
+            file.truncate(size)
+            raise
+    rows.clear()
 
 
 def _numbered(parent: Path) -> list[Path]:

@@ -181,6 +181,9 @@ class Training(Loop):
     def step(self, x: Any, y: Any = ()) -> Any:
         """Train on one batch, of which this process has its part; arguments and return of ``DataParallel.step``.
 
+        In several processes, what is returned is the mean loss of this process's part. The mean over all is in the
+        log, every ``gp.Run(log_every=50)`` steps, and in the row of :meth:`end_epoch`.
+
         Raises:
             NotFinite: the loss of this step or one of the eight before it is NaN or infinite, or a weight since one of
                 the 17 updates before; :meth:`end_epoch` notices every such weight.
