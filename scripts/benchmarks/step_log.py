@@ -65,7 +65,7 @@ def serve():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=50, help=f"turns of {STEPS} steps each")
+    parser.add_argument("--rounds", type=int, default=20, help=f"turns of {STEPS} steps each")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     rows.add_options(parser)
     options = parser.parse_args()

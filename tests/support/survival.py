@@ -131,8 +131,8 @@ class Prepared:
         global TRAINING
         TRAINING, self.train, self.test = gp.prepare(
             net, LOSS, trainer, gluon.data.DataLoader(data, BATCH, shuffle=True),
-            gluon.data.DataLoader(data, 8, shuffle=True), sync_batch_norm=True, run=gp.Run(folder),
-            accumulate=accumulate,
+            gluon.data.DataLoader(data, 8, shuffle=True), sync_batch_norm=True, accumulate=accumulate,
+            run=gp.Run(folder, log_every=2), train_metrics="acc",
         )  # fmt: skip
 
     def epochs(self):
