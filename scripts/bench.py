@@ -54,6 +54,7 @@ BENCHMARKS = {
         "--quick --parts lenet allreduce",
     ),
     "tiny_step": Benchmark("benchmarks/tiny_step.py", "", "--rounds 5"),
+    "step_log": Benchmark("benchmarks/step_log.py", "", "--rounds 5"),
     "sync_batch_norm": Benchmark("benchmarks/sync_batch_norm.py", "--no-contrib", "--only layer"),
     "sync_batch_norm_processes": Benchmark(
         "benchmarks/sync_batch_norm.py", "--only processes", "--only processes --rounds 5", LAUNCH

@@ -367,7 +367,7 @@ def test_only_a_lost_process_is_answered_with_the_advice(group, capsys):
 
 def test_what_a_process_has_said_is_in_the_error_where_no_view_is_live(group, monkeypatch, tmp_path):
     monkeypatch.setattr(Logs, "__init__", lambda self, folder, live: vars(self).update(
-        folder=folder, live=False, announces=True, _files={}))  # fmt: skip
+        folder=folder, live=False, announces=True, _files={}, _bar=""))  # fmt: skip
     done = group(["0.5 rank 1 prints no space left", "1 rank 1 exits 1"])
     assert done.decisions.failure.message.endswith("rank-1.log\n    no space left")
 

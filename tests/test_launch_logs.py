@@ -142,3 +142,44 @@ def test_lines_for_the_log_alone_are_not_shown(logs, capsys):
     logs.write("rank 0", ["seen", f"{worker.LOG_ONLY}kept"])
     assert logs.path("rank 0").read_text() == "seen\nkept\n"
     assert capsys.readouterr().out == "[0] seen\n"
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def screen(text):
+    """What a terminal shows: its lines, each overwritten from a carriage return on."""
+    shown = []
+    for line in text.split("\n"):
+        columns = ""
+        for part in line.split("\r"):
+            columns = part + columns[len(part) :]
+        shown.append(columns.rstrip())
+    return shown
+
+
+def test_a_terminal_shows_a_bar_below_the_lines_and_nothing_else_does(logs, tmp_path, monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    logs.show_bar("rank 0", "epoch 1: a long line of 9 steps")
+    assert screen(terminal.getvalue()) == ["[0] epoch 1: a long line of 9 steps"]
+    logs.write("rank 1", ["a line"], stream=2)
+    assert screen(terminal.getvalue()) == ["[1] a line", "[0] epoch 1: a long line of 9 steps"]
+    logs.show_bar("rank 0", "epoch 1: 10")
+    logs.say("done")
+    assert screen(terminal.getvalue()) == ["[1] a line", "gluon-parallel launch: done", "[0] epoch 1: 10"]
+    logs.show_bar("rank 0", "x" * 1000)
+    assert len(screen(terminal.getvalue())[-1]) < 1000
+    logs.show_bar("rank 0", "")
+    logs.say("more")
+    logs.show_bar("rank 0", "last")
+    logs.close()
+    assert screen(terminal.getvalue())[2:] == ["gluon-parallel launch: more", ""]
+    assert logs.path("rank 1").read_text() == "a line\n" and not logs.path("rank 0").exists()
+    for file, live in ((io.StringIO(), True), (Terminal(), False)):
+        monkeypatch.setattr(sys, "stderr", file)
+        quiet = Logs(tmp_path, live)
+        quiet.show_bar("rank 0", "epoch 1")
+        assert file.getvalue() == ""

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import io
+import logging
 import math
 import os
 import re
@@ -16,7 +17,8 @@ import pytest
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.errors import BatchMismatch, CheckpointError, NotFinite
+from gluon_parallel.errors import LOG, BatchMismatch, CheckpointError, NotFinite
+from gluon_parallel.kvstore import heartbeat
 from gluon_parallel.training import stopping
 from gluon_parallel.training.prepare import progress
 from gluon_parallel.training.prepare.progress import LAG
@@ -98,6 +100,43 @@ def test_a_terminal_shows_epoch_loss_learning_rate_and_samples_per_second(monkey
     monkeypatch.setattr(sys, "stderr", Terminal())
     show_progress(progress=False)
     assert sys.stderr.getvalue() == ""
+
+
+def test_a_notice_and_what_the_training_prints_begin_on_lines_of_their_own(monkeypatch, capsys):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    shown = logging.StreamHandler(terminal)
+    LOG.addHandler(shown)
+    try:
+        loop = gp.Loop(range(3))
+        for _ in loop.epochs(1):
+            assert terminal.getvalue() == ""  # what comes before the first step has ended is not in its way
+            for _ in loop.loaders[0]:
+                loop.add(mx.nd.ones(1), 1)
+                loop._bar._bar.refresh()
+                loop.print("printed")
+                LOG.warning("noticed")
+    finally:
+        LOG.removeHandler(shown)
+    for line in terminal.getvalue().splitlines():
+        for word in ("printed", "noticed"):
+            before = line.partition(word)[0].rpartition("\r")
+            assert word not in line or not (before[0] + before[2]).rpartition("\r")[2].strip(), line
+
+
+def test_a_launched_process_sends_its_progress_to_the_launcher_and_prints_a_line_a_minute(monkeypatch, capsys):
+    sent: list = []
+    monkeypatch.setattr(heartbeat, "is_heard", lambda: True)
+    monkeypatch.setattr(heartbeat, "send", sent.append)
+    show_progress()
+    bars = [text.removeprefix(heartbeat.BAR).strip() for text in sent if text.startswith(heartbeat.BAR)]
+    last = [*filter(None, bars)][-1]
+    assert "epoch 7" in last and "loss 0.2500, lr 0.125" in last and bars[-1] == ""
+    assert capsys.readouterr().err == ""
+    sent.clear()
+    show_progress(progress=False)
+    assert not [text for text in sent if text.startswith(heartbeat.BAR)]
 
 
 def test_where_there_is_no_terminal_a_long_epoch_prints_a_line_every_minute(monkeypatch, capsys):

@@ -53,6 +53,10 @@ def test_accumulated_and_clipped_gradients_are_those_of_data_parallel_whatever_t
             assert all((value == before[name]).all() for name, value in values(net).items()), "not before the third"
     step.update()  # of the last batch alone
     pipe.update()
+    assert (pipe.gradient_norm is None) == (limit is None)
+    if limit:
+        np.testing.assert_allclose(pipe.gradient_norm.asnumpy(), step.gradient_norm.asnumpy(), rtol=1e-5)
+        assert pipe.gradient_norm.asscalar() > limit
     assert_equal(net, one, rtol=1e-6 if limit else TOLERANCE["rtol"])  # the norm is a float32
     for parameter in net.collect_params().values():
         first, *others = (copy.asnumpy() for copy in parameter.list_data())

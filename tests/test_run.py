@@ -170,6 +170,12 @@ def test_tensorboard_files_are_written_on_request_or_refused_with_what_to_instal
     (events,) = (tmp_path / "with" / "tensorboard").iterdir()
     content = events.read_bytes()
     assert content.count(b"test_accuracy") == 3 and struct.pack("<f", 0.975) in content
+    run = Run(tmp_path / "steps", tensorboard=True)
+    run.log_step(50, 1, weight_norm=0.8125)
+    run.log(epoch=1, loss=1.0)
+    (events,) = (tmp_path / "steps" / "tensorboard" / "steps").iterdir()  # another axis than that of the epochs
+    content = events.read_bytes()
+    assert content.count(b"steps/weight_norm") == 1 and struct.pack("<f", 0.8125) in content
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with pytest.raises(ConfigError, match=r"pip install 'tensorboardX.*metrics\.jsonl has the same numbers"):
         Run(tmp_path, tensorboard=True).begin()
@@ -186,6 +192,7 @@ def test_tensorboard_files_are_written_on_request_or_refused_with_what_to_instal
         ("best.npz", lambda run: keep(run, 4, is_best=True)),
         ("config.yaml", lambda run: Run(run.folder, config="lr: 0.1").begin()),
         ("metrics.jsonl", lambda run: Run(run.folder).begin()),
+        ("metrics.csv", lambda run: logged(run.folder, csv=True)),
     ],
 )
 def test_a_file_that_cannot_be_written_is_named_and_the_old_ones_stay(tmp_path, monkeypatch, part, act):
@@ -206,7 +213,7 @@ def test_a_file_that_cannot_be_written_is_named_and_the_old_ones_stay(tmp_path, 
         act(run)
     monkeypatch.setattr(os, "fsync", sync)
     after = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
-    if part == "tensorboard":
+    if part in ("tensorboard", "metrics.csv"):
         del before["metrics.jsonl"]  # written before
     assert before.items() <= after.items() and not [name for name in after if name.endswith(".part")]
 

@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import json
 import os
 import re
 import signal
@@ -78,6 +79,9 @@ def check(undisturbed, folder, *losses, kind="prepared", num_processes=4, min_pr
     assert [path.name for path in run.checkpoints()] == ["epoch-0002.npz", "epoch-0003.npz"]
     run.begin()
     assert [row["epoch"] for row in run.rows] == [1, 2, 3]
+    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    steps = [row["step"] for row in rows if "step" in row]  # a killed process takes those of a second with it
+    assert {2, 12} <= {*steps} <= {*range(2, 13, 2)}, steps
     return output
 
 

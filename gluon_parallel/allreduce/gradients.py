@@ -119,8 +119,8 @@ def trainable(trainer: mx.gluon.Trainer) -> list[mx.gluon.Parameter]:
     return [parameter for parameter in parameters_of(trainer) if parameter.grad_req != "null"]
 
 
-def clip(gradients: Iterable[Sequence[mx.nd.NDArray]], largest: float, rescale: float = 1.0) -> None:
-    """Scale all gradients together, so that `rescale` times their norm is at most `largest`.
+def clip(gradients: Iterable[Sequence[mx.nd.NDArray]], largest: float, rescale: float = 1.0) -> mx.nd.NDArray:
+    """Scale all gradients together, so that `rescale` times their norm is at most `largest`; returns what it was, (1,).
 
     They are a list of equal copies for each parameter. It waits only if one of them is row_sparse.
     """
@@ -128,13 +128,14 @@ def clip(gradients: Iterable[Sequence[mx.nd.NDArray]], largest: float, rescale: 
     first = [copies[0] for copies in gradients]
     norm = mx.nd.add_n(*map(_sum_of_squares, first)).sqrt() * rescale
     scale = mx.nd.minimum(largest / (norm + 1e-12), 1.0)
-    for copies in gradients:
+    for copies in gradients if largest < float("inf") else ():
         for gradient in copies:
             if gradient.stype != "default":  # no operator takes them and an array of one value
                 multiply(gradient, float(scale.asscalar()))
                 continue
             factor = scale.as_in_context(gradient.context).astype(gradient.dtype)
             mx.nd.broadcast_mul(gradient, factor.reshape((1,) * gradient.ndim), out=gradient)
+    return norm
 
 
 def _sum_of_squares(gradient: mx.nd.NDArray) -> mx.nd.NDArray:

@@ -14,6 +14,7 @@ LEFT_OUT = "goes on without "  # is sent, with the numbers of those, once others
 RAISED = "raised "  # is sent, with the error and its place, by a process that ends because of it
 ASKED = "asked to stop by "  # is sent, with a signal's number, by a process that stops after its step
 LISTENS, WRITTEN = "listens to SIGUSR1", "has written"  # are sent by a process with a flight recorder, see its `start`
+BAR = "bar "  # begins the progress that the launcher's terminal shows; nothing after it removes it
 SAYS = "says "  # begins what the launcher writes into the logs of all processes
 LOST = "lost "  # is heard, with a number, when the launcher has lost that process
 # Number and inode of an open socket, and the number of the process that has the other end: the launcher's agent

@@ -98,6 +98,8 @@ class Decisions:
             self.logs.write(name, message["lines"], message["stream"], unseen)
         elif text.startswith(heartbeat.RAISED):
             self.raised.append(f"{name}: {text.removeprefix(heartbeat.RAISED)}")
+        elif text.startswith(heartbeat.BAR):
+            self.logs.show_bar(name, text.removeprefix(heartbeat.BAR))
         elif text == heartbeat.WRITTEN:
             self._writing.discard(member)
         elif text == heartbeat.ENDS:

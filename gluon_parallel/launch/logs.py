@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,6 +36,7 @@ class Logs:
         self.folder, self.live, self.announces = folder, live, announces
         self._files: dict[str, io.FileIO] = {}
         self._refused: set[str] = set()  # what could not be written, and has been named
+        self._bar = ""  # how far a process is, below the lines on a terminal
 
     def path(self, member: str) -> Path:
         return self.folder / f"{member.replace(' ', '-')}.log"
@@ -55,7 +57,7 @@ class Logs:
         """
         self._keep(member, [line.removeprefix(LOG_ONLY) for line in lines])
         if self.live:
-            prefix, left_out = f"[{member.replace('rank ', '')}] ", (LOG_ONLY, *([unseen] if unseen else []))
+            prefix, left_out = f"[{_short(member)}] ", (LOG_ONLY, *([unseen] if unseen else []))
             self._show([prefix + line for line in lines if not line.startswith(left_out)], stream)
 
     def say(self, text: str, members: Sequence[str] = ()) -> None:
@@ -65,6 +67,24 @@ class Logs:
             self._show(lines, 2)
         for member in members:
             self._keep(member, lines)
+
+    def show_bar(self, member: str, text: str) -> None:
+        """Show how far a process is, until it has nothing to show; on a terminal alone."""
+        if self.live and sys.stderr is not None and sys.stderr.isatty():
+            self._erase_bar()
+            width = shutil.get_terminal_size().columns - 1
+            self._bar = f"[{_short(member)}] {text}"[:width] if text else ""
+            self._draw_bar()
+
+    def _draw_bar(self) -> None:
+        if self._bar:
+            with contextlib.suppress(OSError, ValueError):  # its lines say what cannot be written
+                _print(self._bar, sys.stderr)
+
+    def _erase_bar(self) -> None:
+        if self._bar:
+            with contextlib.suppress(OSError, ValueError):
+                _print("\r" + " " * len(self._bar) + "\r", sys.stderr)
 
     def _keep(self, member: str, lines: Sequence[str]) -> None:
         try:
@@ -76,8 +96,10 @@ class Logs:
         file, name = (sys.stdout, "standard output") if stream == 1 else (sys.stderr, "standard error")
         if file is None:  # it was closed when Python began
             return
+        self._erase_bar()
         try:
             _print(_text(lines), file)
+            self._draw_bar()
         except (OSError, ValueError) as error:  # ValueError: it is closed
             self._complain(name, error, f"the logs in {self.folder} have what it would have shown")
 
@@ -95,11 +117,16 @@ class Logs:
         return "".join(f"\n    {line}" for line in text.decode("utf-8", "replace").splitlines()[-12:])
 
     def close(self) -> None:
+        self._erase_bar()
         for member, file in self._files.items():
             try:
                 file.close()
             except OSError as error:  # some file systems write only now
                 self._complain(str(self.path(member)), error, "its end is missing")
+
+
+def _short(member: str) -> str:
+    return member.replace("rank ", "")
 
 
 def _text(lines: Sequence[str]) -> str:

@@ -1,17 +1,18 @@
 """Evaluation of a net over a whole data set, in prediction mode on every device of every process."""
 
+import itertools
+
 import numpy as np
 
 from ..errors import DeviceUnavailable, NotFinite
-from ..kvstore import as_store, collective, separate_training, together
+from ..kvstore import as_store, separate_training, together
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_legacy, as_tuple, leaves
 from ..mxnet.device_threads import parallel_apply
 from ..mxnet.parameters import is_initialized
-from ..split import as_devices, first_samples, map_arrays, num_samples, split_and_load, with_arrays
-from .merging import adds_up, merge
-from .named import SampleLoss, created
-from .whole_batches import joined, whole_batches
+from ..split import as_devices, first_samples, num_samples, split_and_load, with_arrays
+from .metric_set import MetricSet
+from .whole_batches import whole_batch
 
 
 def evaluate(net, loader, metric, devices, store=None, num_real=None, batch_axis=0):
@@ -57,17 +58,9 @@ def evaluate(net, loader, metric, devices, store=None, num_real=None, batch_axis
         >>> [(name, round(value, 4)) for name, value in values]
         [('accuracy', 0.75), ('loss', 0.6931)]
     """
-    wanted = created(metric)
+    metrics = MetricSet(metric, batch_axis)
     if store is not None:
         as_store(store, "evaluate")
-    losses = [one for one in wanted if isinstance(one, SampleLoss)]
-    others = [one for one in wanted if not isinstance(one, SampleLoss)]
-    metrics = [one.metric if isinstance(one, SampleLoss) else one for one in wanted]
-    of_parts = [one for one in others if adds_up(one)]
-    of_batches = [one for one in others if not adds_up(one)]
-    summed = [*(loss.metric for loss in losses), *of_parts]
-    # A loss becomes NaN, and MXNet's metrics count NaN as the first class; a user's metric may skip it.
-    refuses_nan = bool(losses) or any(type(one).__module__.startswith("mxnet.") for one in others)
     separate_training.note(
         "gp.evaluate",
         store is not None,
@@ -78,43 +71,31 @@ def evaluate(net, loader, metric, devices, store=None, num_real=None, batch_axis
 
     def of_shard(inputs, labels):
         outputs = as_tuple(net(*inputs))
-        values = [loss.values(outputs, labels, num_samples(inputs, batch_axis)) for loss in losses]
-        return (labels, outputs), values, _with_sums(outputs) if refuses_nan else ()
+        found = metrics.of_shard(labels, outputs, num_samples(inputs, batch_axis))
+        return found, _with_sums(outputs) if metrics.refuses_nan else ()
 
     def parts():
         """Labels and outputs of this process's part of each batch, which sums have counted; None: it has no samples."""
         batches = _batches(loader, num_real, batch_axis, may_be_empty=store is not None)
         for results in run(of_shard, batches, devices, batch_axis):
-            if not results:
-                yield None
-                continue
-            shards, values, sums = zip(*results)
-            if refuses_nan:
-                _refuse_nan(sums)
-            for loss, found in zip(losses, zip(*values)):
-                loss.update(found)
-            part = joined(shards, batch_axis) if others else None
-            _update(of_parts, part)
-            yield part
+            _refuse_nan(sums for _, sums in results)
+            yield metrics.update([found for found, _ in results])
 
     def values():
-        for one in metrics:
-            one.reset()
-        for batch in whole_batches(parts(), store, batch_axis) if of_batches else parts():
-            _update(of_batches, batch)
+        metrics.reset()
+        found = parts()
+        has_more = True
+        while has_more:
+            own = list(itertools.islice(found, 1))  # a part, or nothing behind the last one
+            has_more = bool(own)
+            if metrics.of_batches:
+                has_more, batch = whole_batch(own, store, batch_axis)
+                metrics.update_whole(batch)
         if store is not None:
-            with collective("gp.evaluate()"):
-                merge(mx.metric.CompositeEvalMetric(summed), store)
-        return [(name, float(value)) for one in metrics for name, value in _names_and_values(one)]
+            metrics.merge(store)
+        return metrics.names_and_values()
 
     return together(store, values, loader)
-
-
-def _names_and_values(metric):
-    found = metric.get_name_value()
-    if all(isinstance(name, str) for name, _ in found):
-        return found
-    return zip(metric.name.split(" & "), metric.get())  # GluonCV's SegmentationMetric returns its two values alone
 
 
 def _batches(loader, num_real, batch_axis, may_be_empty):
@@ -147,15 +128,6 @@ def _refuse_nan(shards):
                 "is not right. Either inputs are NaN: look for it in the data by np.isfinite(images).all(). Or weights "
                 "are, after NaN in the training data or a learning rate that is too large"
             )
-
-
-def _update(metrics, part):
-    """One update with labels and outputs, if any: some metrics (RMSE, F1) are not the mean of those of parts."""
-    for metric in metrics if part is not None else ():
-        labels, outputs = part
-        if type(metric).__module__.split(".")[0] in ("mxnet", "gluoncv"):  # which know no mx.np arrays
-            labels, outputs = map_arrays(as_legacy, (labels, outputs))
-        metric.update(list(labels), list(outputs))
 
 
 def run(function, batches, devices, batch_axis=0):

@@ -43,25 +43,39 @@ def merge(metric, store):
     """
     rules = [(one, _rule(one)) for one in _flatten(metric)]
     adding = [one for one, rule in rules if rule is None]
-    places = [place for one in adding for place in _state(one)]  # a metric that is refused is so before any exchange
-    own = np.array([float(getattr(holder, name)) for holder, name in places])
-    total = gather(as_store(store, "gp.metrics"), "gp.metrics.merge()", own).sum(axis=0) if places else ()
-    for (holder, name), value in zip(places, total):
-        kind = type(getattr(holder, name))
-        setattr(holder, name, int(value) if issubclass(kind, (int, np.integer)) else float(value))
-    for one in adding:
-        counts = _counts(one)
-        if counts is not None:  # whose value is made of the counts
-            is_f1 = type(one) is mx.metric.F1
-            score = counts.fscore if is_f1 else counts.matthewscc()
-            of_all = counts.global_fscore if is_f1 else counts.matthewscc(use_global=True)
-            one.num_inst, one.sum_metric = counts.total_examples, score * counts.total_examples
-            num = one.global_num_inst = counts.global_total_examples
-            one.global_sum_metric = of_all * num
+    numbers = [sums(one) for one in adding]  # a metric that is refused is so before any exchange
+    own = np.array([value for some in numbers for value in some])
+    total = gather(as_store(store, "gp.metrics"), "gp.metrics.merge()", own).sum(axis=0).tolist() if adding else []
+    for one, some in zip(adding, numbers):
+        set_sums(one, [total.pop(0) for _ in some])
     for one, rule in rules:
         if rule is not None:
             rule(one, functools.partial(gather_rows, store=store))
     return metric
+
+
+def has_sums(metric):
+    """Whether a metric follows from :func:`sums`."""
+    return _rule(metric) is None and adds_up(metric)
+
+
+def sums(metric):
+    """The numbers behind a metric, as floats, which add up over parts of the data; ValueError: there are none."""
+    return [float(getattr(holder, name)) for holder, name in _state(metric)]
+
+
+def set_sums(metric, values):
+    """Have a metric say what follows from these numbers."""
+    for (holder, name), value in zip(_state(metric), values):
+        setattr(holder, name, int(value) if isinstance(getattr(holder, name), (int, np.integer)) else float(value))
+    counts = _counts(metric)
+    if counts is not None:  # whose value is made of the counts
+        is_f1 = type(metric) is mx.metric.F1
+        score = counts.fscore if is_f1 else counts.matthewscc()
+        of_all = counts.global_fscore if is_f1 else counts.matthewscc(use_global=True)
+        metric.num_inst, metric.sum_metric = counts.total_examples, score * counts.total_examples
+        num = metric.global_num_inst = counts.global_total_examples
+        metric.global_sum_metric = of_all * num
 
 
 def _rule(metric):

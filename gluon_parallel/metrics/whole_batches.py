@@ -1,7 +1,6 @@
 """Whole batches, made of the parts that devices and processes have of them."""
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Optional
 
 import numpy as np
@@ -13,30 +12,26 @@ from ..mxnet.compat.array_types import Nested, leaves
 from ..split import at_each_place, map_arrays
 
 
-def whole_batches(parts: Iterator[Optional[Nested]], store: Any, batch_axis: int) -> Iterator[Optional[Nested]]:
-    """Each batch on every process, made of the parts that all have of it; all processes call it.
+def whole_batch(own: Sequence[Optional[Nested]], store: Any, batch_axis: int) -> tuple[bool, Optional[Nested]]:
+    """Whether any process has a further batch, and that batch, made of the parts that all have of it; all call it.
 
     Args:
-        parts: of this process, nested arrays of MXNet; None where it has no sample of a batch. Where it has fewer
-            batches than others, it has no samples of theirs.
+        own: this process's part, nested arrays of MXNet, or None where it has no sample of the batch; in a list, which
+            is empty behind its last batch.
         store: through which the processes meet; None: this process is alone.
         batch_axis: along which parts are put together, that of process 0 first.
     """
     if store is None or store.num_workers == 1:
-        yield from parts
-        return
-    while True:
-        own = list(itertools.islice(parts, 1))  # a part, or nothing behind the last one
-        problem = _problem(own, batch_axis)
-        values = [] if problem else map_arrays(lambda array: array.asnumpy(), own)
-        everyones = gather_objects((values, _are_current(own), problem), store, "gp.evaluate()")
-        for _, _, said in everyones:
-            if said:  # on all processes, which would wait for each other otherwise
-                raise BatchMismatch(said)
-        if not any(values for values, *_ in everyones):
-            return
-        found = [(values[0], are_current) for values, are_current, _ in everyones if values and values[0] is not None]
-        yield _whole([part for part, _ in found], batch_axis, found[0][1]) if found else None
+        return bool(own), next(iter(own), None)
+    problem = _problem(own, batch_axis)
+    values = [] if problem else map_arrays(lambda array: array.asnumpy(), list(own))
+    everyones = gather_objects((values, _are_current(own), problem), store, "gp.evaluate()")
+    for _, _, said in everyones:
+        if said:  # on all processes, which would wait for each other otherwise
+            raise BatchMismatch(said)
+    found = [(values[0], are_current) for values, are_current, _ in everyones if values and values[0] is not None]
+    batch = _whole([part for part, _ in found], batch_axis, found[0][1]) if found else None
+    return any(values for values, *_ in everyones), batch
 
 
 def joined(shards: Sequence[Nested], batch_axis: int) -> Nested:

@@ -155,6 +155,7 @@ class DataParallel(Training):
         self._split, self._reduction, self._parts = split, reduction, getattr(loss, "parts", ())
         self._is_over_batch = loss_over == "batch"
         self._go_backward: Callable[..., mx.nd.NDArray] = functools.partial(backward_per_sample, reduction=reduction)
+        self._labels: list[tuple[tuple, int]] | None = None  # of the last step, see `keep_labels`
         checks.check_devices(trainer, self.devices)
         self._num_written = written.num
         store = first_step.connect(net, trainer, self.devices, communication_hook, accumulate > 1)
@@ -181,7 +182,13 @@ class DataParallel(Training):
 
         Returns:
             The mean loss over the batch, an NDArray of shape (1,) on the first device. It is not waited for: reading
-            it (``asnumpy``) waits for this step's forward pass.
+            it (``asnumpy``) waits for this step's forward pass. In several processes it is that of this process's part
+            of the batch (of a loss with `parts` that of all); a run's log has the mean over all.
+
+        After an update, ``parameter.grad(device)`` is on every device the gradient of the sum of the losses over the
+        samples of all devices and processes, and of the steps that `accumulate` adds up (of a loss with `parts`, of the
+        loss): the update divides by their number. With `clip_global_norm` it is the clipped one; :attr:`gradient_norm`
+        is the norm before, of the mean loss.
 
         Raises:
             BatchMismatch: the batch is empty or None and no other process has samples, inputs and labels differ in
@@ -196,6 +203,8 @@ class DataParallel(Training):
         """
         with acting_as(_STEP):  # which launches the devices' operators from their threads by itself
             self.outputs = []
+            if self._labels:
+                self._labels = []
             return self._step(x, y, self.devices[0], self._cut, self._prepare, self._run)
 
     __call__ = step
@@ -263,6 +272,8 @@ class DataParallel(Training):
                 call_from(devices[0], check_loss, *checked, len(self._parts), scaler is not None, self.batch_axis)
         self._is_converted, self._has_checked_labels = False, True
         self.outputs = [returned[id(inputs)] for inputs, _ in shards]
+        if self._labels is not None:
+            self._labels = [(labels, size) for (_, labels), size in zip(shards, sizes)]
         return mean
 
     def _call(self, returned: dict[int, Nested], sizes: list[int], inputs: tuple, labels: tuple) -> Nested:
@@ -288,6 +299,16 @@ class DataParallel(Training):
         except (TypeError, mx.base.MXNetError) as error:
             error.args = (f"{error} {checks.call_in_words(inputs, labels, error)}",)
             raise
+
+
+def keep_labels(parallel: DataParallel) -> None:
+    """Have :func:`labels_of` know the labels of each step from now on."""
+    parallel._labels = []
+
+
+def labels_of(parallel: DataParallel) -> list[tuple[tuple, int]]:
+    """The labels of the last step and how many samples they are of, for each device that had some, as `outputs`."""
+    return parallel._labels or []
 
 
 def expect_equal_batches(parallel: DataParallel) -> None:

@@ -39,6 +39,15 @@ class Training:
         return {} if self._step is None or self._step.sums is None else self._step.sums.values
 
     @property
+    def gradient_norm(self) -> mx.nd.NDArray | None:
+        """With `clip_global_norm`, the norm before clipping of the gradient of the mean loss, at the last update.
+
+        Of all parameters together, over all devices and processes; an array of one value, (1,) float32, that nobody has
+        waited for. None before the first update and without `clip_global_norm`, where ``math.inf`` clips nothing.
+        """
+        return None if self._step is None else self._step.gradient_norm
+
+    @property
     def has_accumulated(self) -> bool:
         """Whether there are steps that no update has had yet; the same on all processes."""
         return self._step is not None and self._step.has_accumulated()

@@ -66,6 +66,7 @@ class TrainingStep:
         self._batch_axis, self._is_distributed = batch_axis, is_distributed(store)
         self.num_samples = self.number = 0  # of the last step
         self.mean: mx.nd.NDArray | None = None
+        self.gradient_norm: mx.nd.NDArray | None = None  # (1,), of the last update
         self.loss_scaling = LossScaling(trainer)
         self.sums: SumsOfParts | None = None
         self.over_batch: LossOverBatch | None = None
@@ -199,7 +200,8 @@ class TrainingStep:
             with contextlib.nullcontext() if scaled is None else scaled.unscaling():
                 if options.clip_global_norm is not None:
                     summed = [reducer.gradients[place] for place in places]
-                    gradients.clip(summed, options.clip_global_norm, scale_of(trainer) / divisor)
+                    rescale = scale_of(trainer) / divisor
+                    self.gradient_norm = gradients.clip(summed, options.clip_global_norm, rescale)
                 if len(places) < len(reducer.places) and not options.ignore_stale_grad:
                     missed = [reducer.parameters[place].name for place in reducer.places if place not in {*places}]
                     raise GradientUnavailable(

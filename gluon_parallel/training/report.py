@@ -1,9 +1,11 @@
 """Metrics of a run: as lines of a table, as rows of metrics.jsonl, as a picture of curves."""
 
+import csv
+import io
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 COLUMNS = {  # of the table: the title, and how a number is shown, whose width is the column's
     "epoch": ("epoch", "5d"),
@@ -56,19 +58,43 @@ def line(row: dict[str, float]) -> str:
     return "  ".join(format(row[key], number) for key, (_, number) in _columns(row).items())
 
 
-def read_metrics(path: Path, until_epoch: int) -> list[dict[str, float]]:
-    """The rows of a ``metrics.jsonl`` up to an epoch, and up to a line that a crash cut off or damaged."""
+def read_metrics(path: Path, until_epoch: int, until_step: Optional[int] = None) -> list[dict[str, float]]:
+    """The rows of a ``metrics.jsonl`` up to an epoch, and up to a line that a crash cut off or damaged.
+
+    Those of single steps are among them, up to the step of that number, or those of these epochs.
+    """
     rows = []
     if path.exists():
         for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 row = json.loads(text)
-                is_within = row["epoch"] <= until_epoch
+                is_of_step = until_step is not None and "step" in row
+                is_within = row["step"] <= until_step if is_of_step else row["epoch"] <= until_epoch
             except (ValueError, TypeError, KeyError, RecursionError):
                 break
             if is_within:
                 rows.append(row)
     return rows
+
+
+def write_csv(rows: list[dict[str, float]], file: Any) -> None:
+    """Write rows as a table in which those of epochs and of steps have the columns of all.
+
+    Example:
+        >>> import io
+        >>> file = io.BytesIO()
+        >>> write_csv([{"step": 50, "epoch": 1, "loss": 0.7}, {"epoch": 1, "loss": 0.8, "test_accuracy": 0.5}], file)
+        >>> print(file.getvalue().decode())
+        step,epoch,loss,test_accuracy
+        50,1,0.7,
+        ,1,0.8,0.5
+        <BLANKLINE>
+    """
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+    table = csv.DictWriter(text, dict.fromkeys(key for row in rows for key in row), lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    text.detach()
 
 
 def _unlisted(rows: list[dict[str, float]]) -> dict[str, tuple[str, str, Any]]:

@@ -9,7 +9,7 @@ import re
 import shutil
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional, Union
 
@@ -29,17 +29,22 @@ class Run:
     ``config.yaml``, ``metrics.jsonl``, ``curves.png``, ``tensorboard/`` and the checkpoints: the newest ones,
     ``epoch-0007.npz`` (``epoch-0007-step-00042.npz`` of a training that was stopped within an epoch), and ``best.npz``.
 
+    ``metrics.jsonl`` has a row for each epoch, and one with ``"step"``, counted over all epochs, for each logged step.
+
     Args:
         folder: made when training begins. Training continues from the newest checkpoint that lies there. None: there is
             none, and only the table on the terminal is shown.
         keep: how many of the newest checkpoints are kept; the second is there for when the last one's disk fails.
-        tensorboard: whether to write TensorBoard event files; ConfigError where tensorboardX is not installed.
+        tensorboard: whether to write TensorBoard event files, of epochs into ``tensorboard/``, of steps into
+            ``tensorboard/steps/``; ConfigError where tensorboardX is not installed.
         config: what ``config.yaml`` shall hold; None: there is none.
         is_numbered: `folder` holds many runs, and this one gets a folder in it with the next number.
+        log_every: a loop logs every so manieth step by itself, see :meth:`.Loop.log`; 0: none.
+        csv: whether to write ``metrics.csv`` too, the same rows as a table, after each epoch.
 
     Attributes:
         writes: whether this process writes and prints; of several, process 0.
-        rows: of the log, those of the training that is continued included.
+        rows: of the epochs in the log, those of the training that is continued included.
 
     Example:
         >>> import tempfile
@@ -55,14 +60,21 @@ class Run:
     """
 
     def __init__(self, folder: Union[str, os.PathLike, None], keep: int = 2, tensorboard: bool = False,
-                 config: Optional[str] = None, is_numbered: bool = False) -> None:  # fmt: skip
+                 config: Optional[str] = None, is_numbered: bool = False, log_every: int = 50,
+                 csv: bool = False) -> None:  # fmt: skip
+        if isinstance(log_every, bool) or not isinstance(log_every, int) or log_every < 0:
+            raise ValueError(f"log_every: expected a whole number of steps, or 0 for none, got {log_every!r}")
         self._folder, self.keep_newest, self.writes = None if folder is None else Path(folder), keep, True
         self._tensorboard, self._config, self._is_numbered = tensorboard, config, is_numbered
         self.rows: list[dict[str, float]] = []
         self.advice = "Start the script again to continue" if config is None else "Continue with --resume"
         self._num_shown, self._titled = 0, set[str]()  # rows and columns that the terminal has seen
         self._writer: Optional[_Events] = None
-        self._has_begun = False
+        self._writer_of_steps: Optional[_Events] = None  # from the first such row on
+        self._first_step = 1  # in it
+        self._has_begun, self.log_every, self._csv = False, log_every, csv
+        self._waiting: list[dict[str, float]] = []  # rows of steps that are not yet in the files
+        self._written_at = 0.0
 
     def __bool__(self) -> bool:
         """Whether there is a folder."""
@@ -80,8 +92,12 @@ class Run:
         found = [path for path in self.folder.glob("epoch-*.npz") if _NAME.fullmatch(path.name)] if self else []
         return sorted(found, key=lambda path: list(map(int, re.findall(r"\d+", path.name))))
 
-    def begin(self, writes: bool = True) -> None:
-        """Make the folder and open its log; the other methods do it if need be. OutputUnavailable: it cannot be."""
+    def begin(self, writes: bool = True, num_steps: Optional[int] = None) -> None:
+        """Make the folder and open its log; the other methods do it if need be. OutputUnavailable: it cannot be.
+
+        Of a training that is continued, the log keeps what it had when it was saved: epochs, and of the steps after
+        them those up to `num_steps`.
+        """
         self.writes = writes
         if not writes or self._has_begun or not self:
             return
@@ -95,10 +111,13 @@ class Run:
             # Later rows were never saved in a checkpoint.
             epochs = [int(found[1]) for path in self.checkpoints() if (found := _NAME.fullmatch(path.name))]
             until_epoch = max(epochs, default=0)
-            self.rows = report.read_metrics(self.folder / "metrics.jsonl", until_epoch)
-            self._write_metrics()
+            rows = report.read_metrics(self._metrics, until_epoch, num_steps)
+            self.rows = [row for row in rows if "step" not in row]
+            archive.replace(self._metrics, lambda file: file.write(_lines(rows)))
+            weakref.finalize(self, _append, self._metrics, self._waiting)  # of a run that ends by an error
             if self._tensorboard:
                 self._writer = _Events(self.folder / "tensorboard", until_epoch + 1)
+                self._first_step = 1 + max((int(row["step"]) for row in rows if "step" in row), default=0)
             if (path := note()) is not None:
                 path.write_text(str(self.folder.resolve()), encoding="utf-8")
 
@@ -110,9 +129,9 @@ class Run:
         """Know the folder that the writing process has made, to write there should that process be lost."""
         self._folder, self._is_numbered = Path(folder), False
 
-    def _write_metrics(self) -> None:
-        text = "".join(json.dumps(row) + "\n" for row in self.rows)
-        archive.replace(self.folder / "metrics.jsonl", lambda file: file.write(text.encode()))
+    @property
+    def _metrics(self) -> Path:
+        return self.folder / "metrics.jsonl"
 
     def log(self, **row: float) -> None:
         """Add one epoch's numbers to the table on the terminal, ``metrics.jsonl`` and TensorBoard's files.
@@ -125,11 +144,41 @@ class Run:
             return
         self.rows.append(row)
         if self:
-            self._write_metrics()
+            self._write_steps()
+            _append(self._metrics, [row], sync=True)
+            if self._csv:
+                rows = report.read_metrics(self._metrics, int(row["epoch"]))
+                archive.replace(self.folder / "metrics.csv", lambda file: report.write_csv(rows, file))
         if self._writer is not None:
             with self._writable():
-                self._writer.write(row)
+                self._writer.write(int(row["epoch"]), row)
         self._show()
+
+    def log_step(self, step: int, epoch: int, **values: float) -> None:
+        """Add numbers of one step to ``metrics.jsonl`` and TensorBoard's files, which get them a second later at most.
+
+        Args:
+            step, epoch: their numbers, counted from 1; that of the step goes on from epoch to epoch.
+            values: by name, such as ``loss=0.3``.
+        """
+        self.begin(self.writes)
+        if not self.writes or not self:
+            return
+        self._waiting.append({"step": step, "epoch": epoch, **values})
+        if time.monotonic() - self._written_at > 1.0:
+            self._write_steps()
+
+    def _write_steps(self) -> None:
+        """Write the rows of steps that wait."""
+        rows = [*self._waiting]
+        _append(self._metrics, self._waiting)
+        self._written_at = time.monotonic()
+        if self._writer is not None and rows:
+            with self._writable():
+                if self._writer_of_steps is None:
+                    self._writer_of_steps = _Events(self.folder / "tensorboard" / "steps", self._first_step)
+                for row in rows:
+                    self._writer_of_steps.write(int(row["step"]), row, "steps/")
 
     def _show(self) -> None:
         """Print the table's new rows, with a header above the first and above one with more columns."""
@@ -160,6 +209,7 @@ class Run:
         except NotFinite as error:
             raise NotFinite(f"after epoch {epoch + (step > 0)}: {error}. {self.last()}") from error
         if self.writes:
+            self._write_steps()
             with self._writable():
                 if is_best:
                     with open(path, "rb") as source:
@@ -182,11 +232,33 @@ class Run:
         path = self.folder / "curves.png"
         if self.writes:
             self._show()
-            if self._writer is not None:
+            self._write_steps()
+            for writer in filter(None, (self._writer, self._writer_of_steps)):
                 with self._writable():
-                    self._writer.close()
+                    writer.close()
             pictures.write(lambda: report.curves(self.rows, str(self.folder)), path, dpi=144)
         return path
+
+
+def _lines(rows: Sequence[Mapping[str, float]]) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def _append(path: Path, rows: list[dict[str, float]], sync: bool = False) -> None:
+    """Move rows to the end of a ``metrics.jsonl``, all or none; `sync`: they must survive a power cut."""
+    if not rows:
+        return
+    with writable(str(path)), open(path, "ab", buffering=0) as file:
+        size, data = file.tell(), _lines(rows)
+        try:
+            while data:
+                data = data[file.write(data) :]
+            if sync:
+                os.fsync(file.fileno())
+        except OSError:
+            file.truncate(size)
+            raise
+    rows.clear()
 
 
 def _numbered(parent: Path) -> list[Path]:
@@ -245,12 +317,12 @@ class _Events:
         self._file.write_event(Event(wall_time=time.time(), step=begin, session_log=start))
         self._file.flush()
 
-    def write(self, row: Mapping[str, float]) -> None:
-        """Append one epoch's numbers."""
+    def write(self, number: int, row: Mapping[str, float], prefix: str = "") -> None:
+        """Append the numbers of the epoch, or step, of that number."""
         for key, value in row.items():
-            if key != "epoch":
-                summary = self._scalar(key, value)
-                self._file.write_event(self._event(wall_time=time.time(), step=int(row["epoch"]), summary=summary))
+            if key not in ("epoch", "step"):
+                summary = self._scalar(prefix + key, value)
+                self._file.write_event(self._event(wall_time=time.time(), step=number, summary=summary))
         self._file.flush()
 
     def close(self) -> None:

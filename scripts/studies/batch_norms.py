@@ -29,7 +29,8 @@ def train(config: str, seed: int, folder: Path, flags: list[str]) -> list[float]
     command += ["--config", str(SCRIPTS.parent / "configs" / "segmentation" / config), "--seed", str(seed)]
     subprocess.run([*command, "--output", str(folder), *flags], check=True)
     run = max((path for path in folder.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
-    return [json.loads(line)["miou"] for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
+    rows = map(json.loads, (run / "metrics.jsonl").read_text("utf-8").splitlines())
+    return [row["miou"] for row in rows if "step" not in row]
 
 
 def draw(results: dict[str, dict[int, list[float]]], path: Path) -> None:

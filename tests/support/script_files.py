@@ -57,7 +57,7 @@ def final(folder):
 def rows(folder, but=("samples_per_second", "seconds")):
     """What every epoch of a run says of the training, without how long it took."""
     told = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if key not in but} for row in told]
+    return [{key: value for key, value in row.items() if key not in but} for row in told if "step" not in row]
 
 
 def interrupt_at(call, monkeypatch, owner, *names):

@@ -48,6 +48,7 @@ _LOOP = {
     "best": OrNone(NUMBER),
     "seed": NUMBER,
     "sums": Each(NUMBER),
+    "metrics": OrMissing(Each(Each(NUMBER, list))),
     "loaders": Each((COUNT, COUNT, COUNT), list),
 }
 CHECKPOINT = {

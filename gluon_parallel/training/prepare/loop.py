@@ -6,14 +6,14 @@ import numbers
 import operator
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import numpy as np
 
 from ... import kvstore
-from ...errors import LOG, BatchMismatch, NotFinite
+from ...errors import LOG, BatchMismatch, GluonParallelError, NotFinite
 from ...kvstore import collective
 from ...kvstore.collective import gather, gather_objects
 from ...kvstore.contract import contract
@@ -27,7 +27,8 @@ from ..run import BEST, Run
 from ..seeding import reseed
 from . import progress
 from .loaders import shard_loader
-from .progress import Bar, Losses
+from .progress import Bar, Losses, Sums
+from .step_log import StepLog
 
 
 class Loop:
@@ -49,6 +50,7 @@ class Loop:
 
     Attributes:
         epoch, step_in_epoch, num_steps: how many epochs, steps of the next one, and steps of all are complete.
+        row: what :meth:`end_epoch` returned last; empty before.
         best, best_epoch, epochs_since_best: the highest score of :meth:`end_epoch` so far, its epoch, counted from 1,
             and how many epochs have had a score since.
 
@@ -85,6 +87,7 @@ class Loop:
             loader.reseed = self._reseed_in_epoch
         self.epoch = self.step_in_epoch = self.num_steps = self.best_epoch = self.epochs_since_best = 0
         self.best: Optional[float] = None
+        self.row: dict[str, float] = {}
         self._seed, self._accumulate = seed, accumulate
         self._objects, self._arrays = progress.sort_saved(saved)
         # Those that go on without lost processes stop together only where each has a part of what is saved.
@@ -96,10 +99,15 @@ class Loop:
         self._lock = threading.RLock()  # devices that do not wait for each other count from threads of their own
         self._bar = Bar()
         self._losses = Losses(self._refuse)
+        self._step_log, self._log_every = StepLog(self) if self.run else None, self.run.log_every or math.inf
+        self._leaves_alone = False  # while this process saves and stops without the others
+        self._saved_metrics: Mapping[str, Sequence[float]] = {}  # of the epoch that a checkpoint is in the middle of
+        self._on_step: list[Callable[[Any], Any]] = []
+        self._on_epoch: list[Callable[[Any], Any]] = []
         if self.run:
             with collective("gp.prepare()"):
                 progress.resume(self)
-        self.run.begin(self.is_main)
+        self._begin_run()
         if self.run and kvstore.survives(self.store):  # another process may have to write there
             self.run.share(kvstore.together(self.store, self._folder_of_run))
         self._reseed()
@@ -125,6 +133,7 @@ class Loop:
     def print(self, *values: Any) -> None:
         """Print on process 0."""
         if self.is_main:
+            self._bar.clear()
             print(*values, flush=True)
 
     def epochs(self, num: int, patience: Optional[int] = None, progress: bool = True) -> Iterator[int]:
@@ -160,7 +169,8 @@ class Loop:
                     LOG.warning(f"gluon_parallel: {said}")
         if self.epoch < num:
             self.print(f"no better score in {self.epochs_since_best} epochs; the best one is {self.best}")
-        self.run.begin(self.is_main)
+        self._settle()
+        self._begin_run()
         if self.run and self.is_main and self.epoch > 0:
             print(f"checkpoint: {self.run.checkpoints()[-1]}")
             if self.best is not None:
@@ -181,6 +191,8 @@ class Loop:
             Stopped: see :meth:`epochs`; without a loader, whose next batch is its time otherwise.
         """
         self.count(loss, num_samples, parts)
+        if self._on_step:
+            self._call(self._on_step, "on_step", f"epoch {self.epoch + 1}, step {self.step_in_epoch}")
         self._reseed()
         if not self.loaders:
             self._between_steps()
@@ -196,6 +208,8 @@ class Loop:
             self.num_steps += 1
             self.step_in_epoch += 1
             self._losses.add(self.step_in_epoch, loss, num_samples, parts)
+            if self.num_steps % self._log_every == 0 and self._step_log is not None:
+                self._step_log.end_step(self._values_of_step())
             self._bar.step(lambda: self._losses.so_far(self.trainer))
 
     @property
@@ -215,8 +229,9 @@ class Loop:
             number = self._agreed_stop.asked(number)
         if number is None:
             return
-        self.run.begin(self.is_main)
+        self._begin_run()
         where = f"after epoch {self.epoch}"
+        self._leaves_alone = self._agreed_stop is None and self._meeting.num_workers > 1
         if self.step_in_epoch:
             if self._agreed_stop is not None:  # else process 0 has those of its own samples
                 _, self._losses.num_samples, self._losses.sums = self._sums_of_all()
@@ -254,21 +269,29 @@ class Loop:
                     "[(_, accuracy)] = training.evaluate(test, 'acc'), of an array value.asscalar()"
                 )
         self._finish_updates()
-        loss, rate, parts = self._mean_losses()
-        if self.loaders and math.isnan(loss):
+        found = self._sums_of_all()
+        if self.loaders and not found.num_samples:
             raise BatchMismatch(
                 f"epoch {self.epoch + 1} had no step with samples: the loader yielded no batch, as a generator after "
                 "its first pass (hand over a list or a DataLoader), or training.step was not called"
             )
-        parts = {f"loss_{name}": value for name, value in parts.items()}
         self.epoch, self.step_in_epoch = self.epoch + 1, 0
-        row = {"epoch": self.epoch, "loss": loss, **parts, **measured, "samples_per_second": rate}
+        row = {
+            "epoch": self.epoch,
+            **found.means(),
+            **self._take_metrics(),
+            **measured,
+            "samples_per_second": found.rate,
+        }
         is_best = score is not None and not math.isnan(score) and (self.best is None or score > self.best)
         self.best, self.best_epoch = (score, self.epoch) if is_best else (self.best, self.best_epoch)
         self.epochs_since_best = 0 if is_best else self.epochs_since_best + (score is not None)
         self._losses = Losses(self._refuse)
         self._bar.close()
+        self.row = row
         self._record(row, is_best)
+        if self._on_epoch:
+            self._call(self._on_epoch, "on_epoch", f"epoch {self.epoch}")
         self.stop_if_asked()
         return row
 
@@ -278,11 +301,10 @@ class Loop:
 
         def record() -> None:
             nonlocal is_recorded
-            self.run.begin(self.is_main)  # the process that has written may have been lost
+            self._begin_run()  # the process that has written may have been lost
             if not is_recorded:
-                if self.run.rows and self.run.rows[-1]["epoch"] == row["epoch"]:
-                    self.run.rows.pop()  # of a process that was lost when it had logged it
-                self.run.log(**row)
+                if not self.run.rows or self.run.rows[-1]["epoch"] < row["epoch"]:  # else a lost process has logged it
+                    self.run.log(**row)
                 if self.run:
                     self.run.keep(self._write, self.epoch, is_best=is_best)
             is_recorded = self.is_main
@@ -291,12 +313,87 @@ class Loop:
 
         kvstore.together(self.store, record)
 
+    def log(self, **values: Any) -> None:
+        """Log values of the last step, by name: numbers, or arrays of one value, which nobody waits for.
+
+        They are read some steps later, and become one row of the run's ``metrics.jsonl``, with the step's number as
+        counted over all epochs: ``{"step": 50, "epoch": 1, "loss": 0.7, ...}``. Of several processes, those of process
+        0 are written, so it may be called there alone; without a run, nothing is.
+
+        Every ``gp.Run(folder, log_every=50)`` steps, such a row has by itself: ``loss``, and each part of it, the mean
+        over the samples of all processes since the row before, or since the epoch began; ``samples_per_second``, of all
+        processes, in the same time; ``learning_rate``; and with `clip_global_norm` ``gradient_norm``, see
+        ``DataParallel.gradient_norm``. A value of yours by one of these names replaces it.
+
+        Raises:
+            TypeError: a value is no number and no array of one value.
+        """
+        for name, value in values.items():
+            if not isinstance(value, numbers.Real) and (not hasattr(value, "copy") or getattr(value, "size", 0) != 1):
+                what = f"an array of shape {value.shape}" if hasattr(value, "shape") else f"a {type(value).__name__}"
+                raise TypeError(
+                    f"log: {name} is {what}, expected a number or an array of one value, such as its mean()"
+                )
+        if self._step_log is not None and self.is_main:
+            with self._lock:
+                self._step_log.add(values)
+
+    def on_step(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Call ``function(training)`` after each step from now on, on every process; returns it, to decorate it.
+
+        An exception in it ends the run as a RuntimeError that names it. It may log, print, evaluate, or ask to stop by
+        ``signal.raise_signal(signal.SIGTERM)``, see :meth:`epochs`; random numbers that it draws change no step.
+        """
+        self._on_step.append(function)
+        return function
+
+    def on_epoch(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Call ``function(training)`` at the end of :meth:`end_epoch`, with :attr:`row`; else as :meth:`on_step`."""
+        self._on_epoch.append(function)
+        return function
+
+    def _call(self, functions: Sequence[Callable[[Any], Any]], hook: str, where: str) -> None:
+        """Call functions of the user's."""
+        for function in functions:
+            try:
+                function(self)
+            except Exception as error:
+                self._bar.close()
+                place = f"training.{hook}({getattr(function, '__qualname__', repr(function))}), {where}"
+                if not isinstance(error, GluonParallelError):
+                    raise RuntimeError(f"{place}: {type(error).__name__}: {error}") from error
+                error.args = (f"{place}: {error}",)
+                raise
+
     @collective("training.mean_loss()")
     def mean_loss(self) -> float:
         """The mean loss over all samples of all processes since the last call; every process must call it."""
-        loss = self._mean_losses()[0]
+        loss = self._sums_of_all().means()["loss"]
         self._losses = Losses(self._refuse)
         return loss
+
+    def _begin_run(self) -> None:
+        """Make the run's folder, if this is the process that writes there."""
+        self.run.begin(self.is_main, self.num_steps)
+
+    def _values_of_step(self) -> dict[str, Any]:
+        """What the log has by itself of the last step, beside its loss: numbers, and arrays of one value."""
+        return {} if self.trainer is None else {"learning_rate": self.trainer.learning_rate}
+
+    def _take_metrics(self) -> dict[str, float]:
+        """What was measured of the epoch's steps, beside their loss."""
+        return {}
+
+    def _sums_of_metrics(self) -> dict[str, list[float]]:
+        """The same for a checkpoint within the epoch."""
+        return {}
+
+    def _over_processes(self, own: Sums) -> Sums:
+        """The sums of those of all processes, which all call it."""
+        values = np.array([own.rate, own.num_samples, *own.losses.values()], np.float64)
+        rows = kvstore.together(self.store, lambda: gather(self._meeting, "training.mean_loss()", values))
+        rate, num, *sums = rows.sum(axis=0).tolist()
+        return Sums(rate, int(num), dict(zip(own.losses, sums)))
 
     def _write(self, path: Path) -> None:
         self._settle()
@@ -306,7 +403,7 @@ class Loop:
         """Go on without lost processes from here on; where the steps are the caller's, ``gp.survive`` does it."""
 
     def _folder_of_run(self) -> str:
-        self.run.begin(self.is_main)
+        self._begin_run()
         return gather_objects(str(self.run.folder), self.store, "gp.prepare()")[0]
 
     def _finish_updates(self) -> None:
@@ -341,17 +438,7 @@ class Loop:
         with self._lock:
             self._losses.settle()
 
-    def _sums_of_all(self) -> tuple[float, int, dict[str, float]]:
-        """The samples per second of all processes, how many samples they had, and the sums of their losses."""
+    def _sums_of_all(self) -> Sums:
+        """Those of the losses of all processes."""
         self._settle()
-        losses = self._losses
-        values = np.array([losses.rate, losses.num_samples, *losses.sums.values()], np.float64)
-        rows = kvstore.together(self.store, lambda: gather(self._meeting, "training.mean_loss()", values))
-        rate, num, *sums = rows.sum(axis=0).tolist()
-        return rate, int(num), dict(zip(losses.sums, sums))
-
-    def _mean_losses(self) -> tuple[float, float, dict[str, float]]:
-        """The mean loss, the samples per second and the mean of each part of the loss, over all processes."""
-        rate, num, sums = self._sums_of_all()
-        means = {name: one / num if num else math.nan for name, one in sums.items()}
-        return means.pop("loss"), rate, means
+        return self._over_processes(self._losses.all())

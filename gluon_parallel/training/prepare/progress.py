@@ -6,15 +6,17 @@ import operator
 import sys
 import time
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 from tqdm import tqdm
 
 from ...archive import described, refuse_differences
-from ...errors import CheckpointError
+from ...errors import LOG, CheckpointError
+from ...kvstore import heartbeat
 from ...kvstore.environment import launched_group
 from ...mxnet.compat import mx
 from ...mxnet.compat.array_types import as_legacy
@@ -33,8 +35,21 @@ def _kind_of_bar() -> tuple[type, bool]:
     return bar, bar is not tqdm
 
 
+class _Launcher:
+    """The launcher's terminal, as a file that a bar is written to."""
+
+    def write(self, text: str) -> None:
+        heartbeat.send(heartbeat.BAR + text.strip())
+
+    def flush(self) -> None:
+        """Nothing: it is sent at once."""
+
+
 class Bar:
     """How far an epoch is: a bar in a terminal or a notebook, elsewhere a line every minute.
+
+    A launched process prints the lines, and its launcher shows the bar, if that has a terminal. What this package says
+    meanwhile begins on a line of its own.
 
     Args:
         epoch: its number, counted from 1.
@@ -47,10 +62,16 @@ class Bar:
         kind, is_notebook = _kind_of_bar()
         is_terminal = sys.stderr is not None and sys.stderr.isatty()  # None: it was closed when Python began
         is_drawn = is_terminal or (is_notebook and launched_group() is None)
-        self._bar = kind(desc=f"epoch {epoch}", total=total, initial=done, unit="step", leave=False,
-                         disable=print_line is None or not is_drawn)  # fmt: skip
+        of_launcher = {"file": _Launcher(), "mininterval": 0.5} if not is_drawn and heartbeat.is_heard() else {}
+        self._bar = (tqdm if of_launcher else kind)(
+            desc=f"epoch {epoch}", total=total, initial=done, unit="step", leave=False,
+            disable=print_line is None or not (is_drawn or of_launcher), **of_launcher,
+            delay=0 if is_notebook else 1e-9,  # it begins with the first step's end, before which most warnings come
+        )  # fmt: skip
         self._print = None if is_drawn else print_line
         self._epoch, self._done, self._total, self._shown = epoch, done, total, time.perf_counter()
+        if is_terminal and not self._bar.disable:
+            _drawn.add(self)
 
     def step(self, text: Callable[[], str]) -> None:
         """Count a step; ``text()``, which asks the learning rate schedule, is called where it is shown beside it."""
@@ -63,9 +84,65 @@ class Bar:
             of_all = "" if self._total is None else f" of {self._total}"
             self._print(f"epoch {self._epoch}: step {self._done}{of_all}, {text()}")
 
+    def clear(self) -> None:
+        """Make room for a line; the next step shows the bar again."""
+        if not self._bar.disable:
+            self._bar.clear()
+
     def close(self) -> None:
         """Remove it."""
+        _drawn.discard(self)
         self._bar.close()
+
+
+_drawn: weakref.WeakSet[Bar] = weakref.WeakSet()  # on a terminal
+
+
+def _make_room(_record: Any) -> bool:
+    for bar in [*_drawn]:
+        bar.clear()
+    return True
+
+
+LOG.addFilter(_make_room)
+
+
+class Later:
+    """Functions that read what steps compute; each is called `lag` steps later, so that nobody waits for the engine."""
+
+    def __init__(self, lag: int) -> None:
+        self._lag, self._num_steps = lag, 0
+        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
+
+    def add(self, read: Callable[[], None]) -> None:
+        """Call ``read()`` when `lag` more steps have been made, behind what was added before."""
+        self._waiting.append((self._num_steps, read))
+
+    def add_step(self, read: Callable[[], None]) -> None:
+        """As :meth:`add`, for a further step; calls what is due."""
+        self._num_steps += 1
+        self._waiting.append((self._num_steps, read))
+        while self._waiting and self._waiting[0][0] <= self._num_steps - self._lag:
+            self._waiting.popleft()[1]()
+
+    def settle(self) -> None:
+        """Call all that wait."""
+        while self._waiting:
+            self._waiting.popleft()[1]()
+
+
+class Sums(NamedTuple):
+    """What steps of one process, or of all, add up to."""
+
+    rate: float  # samples per second
+    num_samples: int
+    losses: dict[str, float]  # by name: "loss" and its parts; each a mean times its number of samples
+
+    def means(self) -> dict[str, float]:
+        """The mean loss and that of each of its parts, as a log names them; NaN without samples."""
+        names = {name: name if name == "loss" else f"loss_{name}" for name in self.losses}
+        num = self.num_samples
+        return {names[name]: one / num if num else math.nan for name, one in self.losses.items()}
 
 
 class Losses:
@@ -74,38 +151,48 @@ class Losses:
     Args:
         refuse: a function of a step and its loss, NaN or infinite, which raises.
         sums, num_samples: sums of the losses before, by name: "loss" and its parts; over how many samples.
+
+    Attributes:
+        later: reads the losses, and what else the log has of single steps.
     """
 
     def __init__(
         self, refuse: Callable[[int, float], None], sums: Optional[Mapping[str, float]] = None, num_samples: int = 0
     ) -> None:
-        self.sums, self.num_samples = dict(sums or {"loss": 0.0}), num_samples
+        self.sums, self.num_samples, self.later = dict(sums or {"loss": 0.0}), num_samples, Later(LAG)
         self._refuse = refuse
-        self._pending: deque[tuple[int, Any, int, Mapping[str, Any]]] = deque()
         self._samples_here = 0  # since the clock was started
         self.start_clock()
 
     def start_clock(self) -> None:
-        """Count time from here, so that :attr:`rate` leaves out what was before, such as the building of the net."""
+        """Count time from here, so that rates leave out what was before, such as the building of the net."""
         self._begin = self._end = time.perf_counter()
-
-    @property
-    def rate(self) -> float:
-        """Samples per second, until the last loss that :meth:`settle` has waited for."""
-        return self._samples_here / max(self._end - self._begin, 1e-9)
+        self._lap = dict(self.sums), self.num_samples, self._begin, self._begin
 
     def add(self, step: int, loss: Any, num_samples: int, parts: Optional[Mapping[str, Any]] = None) -> None:
         """Note a step's mean loss, an array of one value, and the mean of each of its parts."""
         self._samples_here += num_samples
-        self._pending.append((step, loss, num_samples, parts or {}))
-        while len(self._pending) > LAG:
-            self._read_oldest()
+        self.later.add_step(functools.partial(self._read, step, loss, num_samples, parts or {}))
 
     def settle(self) -> None:
         """Wait for every loss that was added, and read it."""
-        while self._pending:
-            self._read_oldest()
-            self._end = time.perf_counter()
+        self.later.settle()
+
+    def all(self) -> Sums:
+        """Of all steps that were read; the rate is that until the last one was."""
+        return Sums(self._samples_here / max(self._end - self._begin, 1e-9), self.num_samples, self.sums)
+
+    def lap(self, made_at: float) -> Sums:
+        """Of the steps that were read since the last lap, or since the clock was started.
+
+        Args:
+            made_at: when the last of them was made, by ``time.perf_counter()``. The script may make several before the
+                first is computed, and several may be read at once: the longer time counts.
+        """
+        (sums, num, made_before, read_before), read_at = self._lap, time.perf_counter()
+        self._lap = dict(self.sums), self.num_samples, made_at, read_at
+        num, seconds = self.num_samples - num, max(made_at - made_before, read_at - read_before, 1e-9)
+        return Sums(num / seconds, num, {key: one - sums.get(key, 0.0) for key, one in self.sums.items()})
 
     def so_far(self, trainer: Optional[mx.gluon.Trainer]) -> str:
         """The mean loss, the learning rate and the samples per second; empty before the first loss is read."""
@@ -115,12 +202,11 @@ class Losses:
         learning_rate = "" if trainer is None else f"lr {trainer.learning_rate:.3g}, "
         return f"loss {self.sums['loss'] / self.num_samples:.4f}, {learning_rate}{rate:.0f} samples/s"
 
-    def _read_oldest(self) -> None:
-        step, loss, num_samples, parts = self._pending.popleft()
+    def _read(self, step: int, loss: Any, num_samples: int, parts: Mapping[str, Any]) -> None:
         value = loss.asnumpy().item()
         if not math.isfinite(value):
             self._refuse(step, value)
-        self.num_samples += num_samples
+        self.num_samples, self._end = self.num_samples + num_samples, time.perf_counter()
         for name, mean in {"loss": value, **{name: part.asnumpy().item() for name, part in parts.items()}}.items():
             self.sums[name] = self.sums.get(name, 0.0) + mean * num_samples
 
@@ -147,6 +233,7 @@ def write(loop: Any, path: Path) -> None:
     there = {key: getattr(loop, name) for key, name in _COUNTS.items()}
     there["loaders"] = [[*loader.position, operator.length_hint(loader)] for loader in loop.loaders]
     there.update(seed=loop._seed, sums=loop._losses.sums, num_samples=loop._losses.num_samples)
+    there["metrics"] = loop._sums_of_metrics() if loop.step_in_epoch else {}
     own = {**loop._objects, **{name: copies[0] for name, copies in loop._arrays.items()}}
     files.write(path, loop.net, loop.trainer, own, there, loop.is_main)
 
@@ -190,4 +277,5 @@ def resume(loop: Any) -> None:
         loader.set_epoch(epoch, start)
     sums, num = there["sums"], there["num_samples"]  # of all processes, so only process 0 goes on with them
     loop._losses = Losses(loop._refuse, *(sums, num) if loop.is_main else (dict.fromkeys(sums, 0.0), 0))
+    loop._saved_metrics = there.get("metrics", {}) if loop.is_main else {}
     loop.print(f"continuing {path}")

@@ -22,6 +22,7 @@ from ...step.data_parallel import expect_equal_batches
 from .loop import Loop
 from .prediction import predict
 from .survival import Survival
+from .train_metrics import TrainMetrics
 
 _OF_ONE_PROCESS = ("device", "local")  # what gluon.Trainer has where nobody named a store
 
@@ -37,6 +38,7 @@ def prepare(
     seed: int = 0,
     run: Any = None,
     saved: Optional[Mapping[str, Any]] = None,
+    train_metrics: Any = (),
     **options: Any,
 ) -> Any:
     """Connect a training script with all devices and processes that it runs on; the same script runs alone.
@@ -66,6 +68,7 @@ def prepare(
             so many consecutive ones; `group` of ``gp.nn.SyncBatchNorm``.
         seed: of the order of the samples and of the random numbers of every step (from 0); they start anew here.
         run, saved: as of :class:`.Loop`: the folder that is written and continued from, and what is saved along.
+        train_metrics: what is measured of the training steps: a metric or a list, see :meth:`Training.train_metric`.
 
     Returns:
         The :class:`Training`, and then the loaders in the order given; the Training alone if there are none.
@@ -116,6 +119,8 @@ def prepare(
     if loaders:  # which are divided here
         expect_equal_batches(step)
     training = Training(step, *loaders, store=store, seed=seed, run=run, saved=saved)
+    if not isinstance(train_metrics, (list, tuple)) or train_metrics:
+        training.train_metric(train_metrics)
     return Unpacked((training, *training.loaders)) if loaders else training
 
 
@@ -165,6 +170,7 @@ class Training(Loop):
             *loaders, net=parallel.net, trainer=parallel.trainer, accumulate=parallel.accumulate,
             batch_axis=parallel.batch_axis, **options,
         )  # fmt: skip
+        self._metrics = TrainMetrics(parallel, self.store, self._meeting, self._saved_metrics)
         if self._survival is not None:
             self._survival.num_steps = self.num_steps  # of a run that continues
 
@@ -190,14 +196,43 @@ class Training(Loop):
     def step(self, x: Any, y: Any = ()) -> Any:
         """Train on one batch, of which this process has its part; arguments and return of ``DataParallel.step``.
 
+        In several processes, what is returned is the mean loss of this process's part. The mean over all is in the
+        log, every ``gp.Run(log_every=50)`` steps, and in the row of :meth:`end_epoch`.
+
         Raises:
             NotFinite: the loss of this step or one of the eight before it is NaN or infinite, or a weight since one of
                 the 17 updates before; :meth:`end_epoch` notices every such weight.
             Stopped: see :meth:`epochs`.
         """
         loss = (self._survival or self._parallel.step)(x, y)
+        if self._metrics:
+            self._metrics.add_step()
         self.add(loss, self._parallel.num_samples, self._parallel.parts)
         return loss
+
+    def train_metric(self, metric: Any) -> None:
+        """Measure a metric of the training steps, too: ``training.train_metric("acc")``; every process calls it.
+
+        It is updated with the outputs and labels of each step, which are those of the weights before its update. At
+        :meth:`end_epoch` the table and the log get its value over the steps of all processes as ``train_accuracy``.
+        Metrics that are no sums over samples, such as F1, need whole batches, which processes send to each other in
+        each step. Such a metric has only the rest of an epoch that is continued in the middle, and says so.
+
+        Args:
+            metric: as of ``gp.evaluate``: a name, an ``mx.metric.EvalMetric``, a loss, or a list of those.
+        """
+        where = f"epoch {self.epoch + 1} has its steps after step {self.step_in_epoch}" if self.step_in_epoch else ""
+        self._metrics.add(metric, where)
+
+    def _take_metrics(self) -> dict[str, float]:
+        return self._metrics.take() if self._metrics else {}
+
+    def _sums_of_metrics(self) -> dict[str, list[float]]:
+        return self._metrics.sums(self._leaves_alone) if self._metrics else {}
+
+    def _values_of_step(self) -> dict[str, Any]:
+        norm = self._parallel.gradient_norm
+        return {**super()._values_of_step(), **({} if norm is None else {"gradient_norm": norm})}
 
     @property
     def outputs(self) -> list:
