@@ -14,7 +14,8 @@ from gluon_parallel.step.precision import has_bfloat16_on_cpus
 
 ROOT = Path(__file__).resolve().parents[1]
 HOWTO = ROOT / "docs" / "howto"
-PAGES = "several_devices sync_batch_norm uneven_data contrastive choose_store asynchronous own_data from_ddp memory callbacks".split()
+PAGES = "several_devices sync_batch_norm uneven_data contrastive choose_store asynchronous own_data".split()
+PAGES += "from_ddp memory callbacks".split()
 LONG = "checkpoints own_script notebook losing_processes communication_hooks".split()
 SIDE_BY_SIDE = "from_gluon from_gluoncv from_d2l".split()
 PARTS = "launching profile".split()  # their code is a part of a script
