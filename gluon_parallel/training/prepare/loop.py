@@ -96,12 +96,13 @@ class Loop:
         self._lock = threading.RLock()  # devices that do not wait for each other count from threads of their own
         self._bar = Bar()
         self._losses = Losses(self._refuse)
-        if self.run:
-            with collective("gp.prepare()"):
-                progress.resume(self)
-        self.run.begin(self.is_main)
-        if self.run and kvstore.survives(self.store):  # another process may have to write there
-            self.run.share(kvstore.together(self.store, self._folder_of_run))
+        if not self._joins():
+            if self.run:
+                with collective("gp.prepare()"):
+                    progress.resume(self)
+            self.run.begin(self.is_main)
+            if self.run and kvstore.survives(self.store):  # another process may have to write there
+                self.run.share(kvstore.together(self.store, self._folder_of_run))
         self._reseed()
 
     def _share_net(self) -> None:
@@ -304,6 +305,21 @@ class Loop:
 
     def _make_survival(self) -> None:
         """Go on without lost processes from here on; where the steps are the caller's, ``gp.survive`` does it."""
+
+    def _joins(self) -> bool:
+        """Whether this process has joined a training under way, and begins where that is."""
+        return False
+
+    def content(self) -> dict[str, Any]:
+        """What a process that joins begins with beside net, trainer and the positions of loaders."""
+        return progress.content(self)
+
+    def take(self, content: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`content` has returned in another process."""
+        progress.take(self, content)
+        if self.run:
+            self.run.share(content["folder"])
+        self.run.begin(self.is_main)
 
     def _folder_of_run(self) -> str:
         self.run.begin(self.is_main)
