@@ -33,19 +33,18 @@ class Group:
         order: a function of a member's name, its host's number of cores and its address; returns what its agent runs.
         interrupts: the numbers of the signals that asked for an end so far.
         timeout, min_processes, advice: see :class:`Decisions`.
-        joins: whether others may join while processes train.
     """
 
     def __init__(
         self, engine: Engine, order: Callable[[str, int, str], dict[str, Any]], logs: Logs, timeout: float,
-        interrupts: Sequence[int] = (), min_processes: Optional[int] = None, advice: str = "", joins: bool = False,
+        interrupts: Sequence[int] = (), min_processes: Optional[int] = None, advice: str = "",
     ) -> None:  # fmt: skip
         self.engine, self.order, self.logs, self.interrupts = engine, order, logs, interrupts
         names = [*engine.roles(), *(f"rank {rank}" for rank in range(engine.num_workers))]
         self.decisions = Decisions(names, self._send, logs, timeout, min_processes, advice, time.monotonic())
         self._token = secrets.token_hex(16)
         self._tokens: dict[str, str] = {}  # of new members, which are given by processes that train
-        if joins:
+        if engine.max_processes is not None:  # others may join while processes train
             workers = self.decisions.workers
             self.decisions.joins = Joins(workers, self._add_member, self._start_member, self._send_if, logs, timeout)
         self._selector = selectors.DefaultSelector()

@@ -152,9 +152,7 @@ def launch(
             for attempt in range(max_restarts + 1):
                 used = make()
                 orders = _orders(used, command, devices, timeout, written.folder if announces else None, attempt)
-                group = Group(
-                    used, orders, written, timeout, interrupts, min_processes, advice, max_processes is not None
-                )
+                group = Group(used, orders, written, timeout, interrupts, min_processes, advice)
                 failure = group.run()
                 if failure is None or interrupts or attempt == max_restarts:
                     break

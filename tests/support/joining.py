@@ -33,6 +33,10 @@ def make_data():
     return gluon.data.ArrayDataset(*(mx.nd.array(array, dtype="float64") for array in arrays))
 
 
+def weights_of(net):
+    return {name: one.data().asnumpy() for name, one in net._collect_params_with_prefix().items()}
+
+
 def signal_at(step, orders, number):
     """Get the signal that ``orders`` name for the process of that number in that step: ``number:step:signal``."""
     for word in orders:
@@ -78,12 +82,10 @@ def main(file, folder, kind, epochs, *orders):
     gp.check_replicas(net, store)
     print(f"ends with {store.num_workers} processes", flush=True)
     if store.rank == 0:
-        weights = {name: one.data().asnumpy() for name, one in net._collect_params_with_prefix().items()}
+        weights = weights_of(net)
         if kind == "prepare":
             with average.applied():
-                weights.update(
-                    {f"average {name}": one.data().asnumpy() for name, one in net._collect_params_with_prefix().items()}
-                )
+                weights.update({f"average {name}": array for name, array in weights_of(net).items()})
         np.savez(file, **weights)
         Path(file + ".sizes").write_text(repr(sizes))
 
