@@ -31,6 +31,11 @@ def min_processes() -> Optional[int]:
     return None if text is None else bounds.whole(MIN_PROCESSES, text, 1, bounds.PROCESSES)
 
 
+def may_join() -> bool:
+    """Whether the launcher may start processes that join this training under way."""
+    return MAX_PROCESSES in os.environ and taken_by() is None
+
+
 def joins() -> Optional[int]:
     """The number of this process, if it is to join a training under way; else None."""
     return _number_in("GLUON_PARALLEL_RANK") if _JOINS in os.environ and taken_by() is None else None

@@ -23,7 +23,6 @@ from ..errors import LaunchError
 from . import agent, hosts
 from .hosts import Host
 
-_CONNECT_LIMIT = 5  # seconds in which processes that run have met a new one
 _VERSION_LIMIT = 60  # seconds for mpirun --version
 _HOROVODRUN = Path(sys.executable).with_name("horovodrun")
 # Else mpirun would start its daemons on the hosts that a batch system names, also where one has another name in there
@@ -196,8 +195,6 @@ class MPI(Engine):
         agents = list(_AGENT)
         if self.min_processes is not None:
             argv += ["--with-ft", "ulfm"]
-            if self.max_processes is not None:  # else MPI waits for ever for a process that is lost while others meet
-                env["OMPI_MCA_mpi_pmix_connect_timeout"] = str(_CONNECT_LIMIT)
             agents += [agent.APART]
         if os.geteuid() == 0:
             names = ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT")

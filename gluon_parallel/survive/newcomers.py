@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, Optional
 from ..errors import LOG
 from ..forks import end_at_once
 from ..kvstore import heartbeat
-from ..kvstore.environment import MAX_PROCESSES, joins
 from ..kvstore.handshake import version
 from ..kvstore.mpi import pmix
 from ..mxnet.blocks import parameters_by_structure
@@ -118,16 +117,6 @@ class Newcomers:
 
         threading.Thread(target=say, name="gluon_parallel.ready", daemon=True).start()
         meeting.accept(self._store, port)
-
-
-def may_come() -> bool:
-    """Whether the launcher may start processes that join."""
-    return MAX_PROCESSES in os.environ
-
-
-def is_new() -> bool:
-    """Whether this process is to join a training under way."""
-    return joins() is not None
 
 
 def leave(error: BaseException) -> None:

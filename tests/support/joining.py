@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -11,17 +12,18 @@ import numpy as np
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.kvstore.environment import joins
+from gluon_parallel.survive import meeting
 from mxnet import gluon
 
 SAMPLES, BATCH = 24, 6
 NUM_WORKERS = int(os.environ.get("GLUON_PARALLEL_NUM_WORKERS", 1))
 
 
-def make_net():
+def make_net(units=5):
     mx.random.seed(3)
     net = gluon.nn.HybridSequential()
-    net.add(gluon.nn.Dense(5, activation="tanh", in_units=3), gluon.nn.BatchNorm(in_channels=5))
-    net.add(gluon.nn.Dense(2, in_units=5))
+    net.add(gluon.nn.Dense(units, activation="tanh", in_units=3), gluon.nn.BatchNorm(in_channels=units))
+    net.add(gluon.nn.Dense(2, in_units=units))
     net.cast("float64")
     net.initialize(mx.init.Xavier())
     return net
@@ -37,24 +39,42 @@ def weights_of(net):
     return {name: one.data().asnumpy() for name, one in net._collect_params_with_prefix().items()}
 
 
-def signal_at(step, orders, number):
-    """Get the signal that ``orders`` name for the process of that number in that step: ``number:step:signal``."""
-    for word in orders:
-        who, when, name = word.split(":")
-        if (int(who), int(when)) == (number, step):
-            os.kill(os.getpid(), getattr(signal, name))
+class Orders:
+    """What is to happen to which process, in words ``number:moment:what``.
+
+    A moment is a number of steps, ``begin`` (of a process that joins, before gp.prepare), ``meet`` or ``meet+5`` (5 ms
+    after those that train begin to meet a new one); what happens is a signal, ``sleep`` or, at the beginning, ``net``.
+    """
+
+    def __init__(self, words):
+        self.number = int(os.environ.get("GLUON_PARALLEL_RANK", 0))
+        mine = [word.split(":") for word in words]
+        self._mine = {moment: what for number, moment, what in mine if int(number) == self.number}
+        moments = [moment for moment in self._mine if moment.startswith("meet")]
+        if moments:
+            connect, self._delay = meeting.connect, float(moments[0].partition("+")[2] or 0) / 1e3
+            meeting.connect = lambda *arguments: [self.meet(moments[0]), connect(*arguments)][1]
+
+    def at(self, moment):
+        what = self._mine.pop(str(moment), "")
+        if what.startswith("SIG"):
+            os.kill(os.getpid(), getattr(signal, what))
+        elif what == "sleep":
+            time.sleep(1000)
+        return what
+
+    def meet(self, moment):
+        threading.Timer(self._delay, self.at, [moment]).start() if self._delay else self.at(moment)
 
 
 def main(file, folder, kind, epochs, *orders):
-    net, data, epochs = make_net(), make_data(), int(epochs)
+    orders = Orders(orders)
+    is_other = joins() is not None and orders.at("begin") == "net"
+    net, data, epochs = make_net(6 if is_other else 5), make_data(), int(epochs)
     store = gp.kvstore.create("auto")
     trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01}, kvstore=store)
     loss = gluon.loss.SoftmaxCrossEntropyLoss()
     train = gluon.data.DataLoader(data, BATCH, shuffle=True)
-    orders = [word for word in orders if word]
-    number = int(os.environ.get("GLUON_PARALLEL_RANK", 0))
-    if joins() is not None:
-        signal_at(-1, orders, number)
     average = gp.ExponentialMovingAverage(net, decay=0.9)
     if kind == "prepare":
         training, train = gp.prepare(
@@ -65,12 +85,12 @@ def main(file, folder, kind, epochs, *orders):
         gp.nn.convert_sync_batchnorm(net, kvstore=store)
         parallel = gp.DataParallel(net, loss, trainer)
         training, train = gp.survive(parallel.step, net, trainer, train)
-        step, loop = training, training.epochs(epochs)
+        step, loop = training, range(epochs) if kind == "range" else training.epochs(epochs)
     print(f"begins at step {training.num_steps}", flush=True)
     sizes = []
     for _ in loop:
         for x, y in train:
-            signal_at(training.num_steps, orders, number)
+            orders.at(training.num_steps)
             step(x, y)
             if kind == "prepare":
                 average.update()

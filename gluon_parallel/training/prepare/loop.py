@@ -264,6 +264,8 @@ class Loop:
         parts = {f"loss_{name}": value for name, value in parts.items()}
         self.epoch, self.step_in_epoch = self.epoch + 1, 0
         row = {"epoch": self.epoch, "loss": loss, **parts, **measured, "samples_per_second": rate}
+        if kvstore.may_join():  # then it is not the same in each epoch
+            row["processes"] = self.store.num_workers
         is_best = score is not None and not math.isnan(score) and (self.best is None or score > self.best)
         self.best, self.best_epoch = (score, self.epoch) if is_best else (self.best, self.best_epoch)
         self.epochs_since_best = 0 if is_best else self.epochs_since_best + (score is not None)

