@@ -4,6 +4,7 @@ They follow from what :class:`Decisions` knows and from its clock. Nothing here 
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Callable, Optional
 
@@ -21,14 +22,15 @@ class Place:
 
     def __init__(self, number: int, member: Member) -> None:
         self.number, self.member = number, member
-        self.joined: Optional[float] = None  # when its process did
+        self.joined = -math.inf  # when its process did, or did not; those that begin have been there always
+        self.noted: Optional[Member] = None  # the process whose end was noted last
         self.num_early = 0  # processes in a row that did not join, or were lost soon after it
         self.closed_until, self.pause = 0.0, _WHILE
 
     def note_end(self, now: float) -> bool:
         """Its process is gone; returns whether the place stays empty for a while from now on."""
-        is_early = self.joined is None or now - self.joined < _SOON
-        self.num_early = self.num_early + 1 if is_early else 0
+        self.noted = self.member
+        self.num_early = self.num_early + 1 if now - self.joined < _SOON else 0
         if self.num_early < _SO_OFTEN:
             return False
         self.num_early, self.closed_until, self.pause = 0, now + self.pause, 2 * self.pause
@@ -68,13 +70,10 @@ class Joins:
             return
         for place in self._places:
             member = place.member
-            if member.is_lost and place.joined != -1.0:
-                if place.note_end(now):
-                    self._say(
-                        f"{member.name} was the third process in a row that was lost soon; its place stays empty for "
-                        f"{place.closed_until - now:g} s", rest,
-                    )  # fmt: skip
-                place.joined = -1.0
+            if member.is_lost and place.noted is not member and place.note_end(now):
+                pause = f"{place.closed_until - now:g} s"
+                text = f"{member.name} was the third in a row that was lost soon; its place stays empty for {pause}"
+                self._say(text, rest)
             if member.is_lost and now >= place.closed_until:
                 self._begin(place, now, rest)
                 return
@@ -135,7 +134,7 @@ class Joins:
         self._say(f"{new.name} did not join: {why}; {len(rest)} go on", [*rest, new])
         for other in rest:  # those that are about to meet it
             self._send(other, say=heartbeat.LOST + new.name.partition(" ")[2])
-        self._place.member, self._place.joined = new, None
+        self._place.member, self._place.joined = new, now
 
     def end(self) -> None:
         """All others end: so does the new one."""

@@ -131,6 +131,11 @@ def launch(
             f"--max-processes is {max_processes}: processes join in the place of lost ones alone, so it is as many as "
             f"the {num_workers} that are started"
         )
+    if max_processes is not None and not all(_hosts.is_local(host.name) for host in named):
+        raise LaunchError(
+            "--max-processes: processes join on this machine alone, since mpirun, which starts them, ends all when it "
+            "loses a host. Leave it out, or --hosts"
+        )
     named = kind.arrange(named)
     servers = num_servers if num_servers is not None else max(1, len(named))
     make = functools.partial(

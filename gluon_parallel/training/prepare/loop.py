@@ -307,6 +307,11 @@ class Loop:
 
     def _make_survival(self) -> None:
         """Go on without lost processes from here on; where the steps are the caller's, ``gp.survive`` does it."""
+        if kvstore.may_join():
+            raise ValueError(
+                "gp.Loop: no process can join this training, whose steps are the caller's (a pipeline, an "
+                "asynchronous one). Train with gp.prepare, or leave out --max-processes of the launcher"
+            )
 
     def _joins(self) -> bool:
         """Whether this process has joined a training under way, and begins where that is."""

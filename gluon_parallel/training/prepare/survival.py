@@ -37,7 +37,7 @@ from ...nn.sync_batch_norm.participants import drain, groups_of
 from ...nn.sync_batch_norm.sync_group import all_groups
 from ...survive import meeting, newcomers
 from ..checkpoint import restore, state
-from ..checkpoint.state import opened_store
+from ..checkpoint.state import is_divided, opened_store
 from .loaders import LoaderShard, shard_loader
 from .repetition import Step, arrays_of, note, read, snapshot
 
@@ -146,6 +146,11 @@ class Survival:
             store.survival = self
         self._newcomers: Optional[newcomers.Newcomers] = None
         if self._survives and kvstore.may_join() and loaders:
+            if is_divided(trainer):
+                raise ValueError(
+                    "shard_optimizer=True, a communication hook or 2-bit compression: of what each process keeps for "
+                    "itself, one that joins has nothing. Leave it out, or --max-processes of the launcher"
+                )
             self._newcomers = newcomers.Newcomers(net, trainer, store)
             self._position: Any = None  # where a new process begins
             loaders[0].between = functools.partial(self._between_steps, loaders[0].between)
