@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from lost_processes import BATCH, LARGEST, NETS, SAMPLES, parameters
 
 EPOCHS = 1000  # more than any run has
-WAIT = 0.02  # seconds of each step that nothing needs, as steps of real nets take longer
+WAIT = 0.3  # seconds between two steps while a process is missing, so that one can start before the training ends
 
 
 def orders_of(kind: str, chosen: random.Random, processes: int) -> tuple[list[list], int]:
@@ -111,7 +111,9 @@ def train(name: str, dtype: str, file: str, num_steps: int, orders: list) -> Non
     training, loader = gp.prepare(
         net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer, loader, store=store, sync_batch_norm=True
     )
-    first, sizes, times, num, memory = training.num_steps, [], [], store.num_workers, []
+    first, sizes, lengths, memory = training.num_steps, [], [], []
+    num = int(os.environ.get("GLUON_PARALLEL_NUM_WORKERS", 1))
+    begin = time.perf_counter()
     for _ in training.epochs(EPOCHS, progress=False):
         for x, y in loader:
             for moment, what in mine:
@@ -125,14 +127,15 @@ def train(name: str, dtype: str, file: str, num_steps: int, orders: list) -> Non
             if store.num_workers > (sizes[-1] if sizes else store.num_workers):
                 memory.append(int(Path("/proc/self/statm").read_text().split()[1]) // 256)
             sizes.append(store.num_workers)
-            times.append(time.time())
-            time.sleep(WAIT)
+            lengths.append(time.perf_counter() - begin)
+            time.sleep(WAIT * (store.num_workers < num))
+            begin = time.perf_counter()
             if training.num_steps == num_steps:
                 break
         if training.num_steps == num_steps:
             break
     if store.rank == 0:
-        Path(f"{file}.json").write_text(json.dumps({"sizes": sizes, "times": times, "memory": memory}))
+        Path(f"{file}.json").write_text(json.dumps({"sizes": sizes, "lengths": lengths, "memory": memory}))
         np.savez(file, **{key: one.data(one.list_ctx()[0]).asnumpy() for key, one in parameters(net).items()})
 
 
@@ -157,7 +160,7 @@ def launch(options, folder: Path, orders: list, joining: bool = True):
         {line for log in logs.glob("rank-*.log") for line in log.read_text().splitlines() if "gluon-p" in line}
     )
     weights = dict(np.load(file)) if file.exists() else {}
-    noted = json.loads(Path(f"{file}.json").read_text()) if weights else {"sizes": [], "times": [], "memory": []}
+    noted = json.loads(Path(f"{file}.json").read_text()) if weights else {"sizes": [], "lengths": [], "memory": []}
     return weights, noted, result, said
 
 
@@ -179,7 +182,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=20, help="of each kind (20)")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS[:-1], help="what happens (all but rounds)")
     parser.add_argument("--processes", type=int, default=3, help="that begin (3)")
-    parser.add_argument("--steps", type=int, default=400, help="of each run; a join needs some 10 s of them (400)")
+    parser.add_argument("--steps", type=int, default=300, help="of each run (300)")
     parser.add_argument("--seed", type=int, default=0, help="of what happens when (0)")
     parser.add_argument("--timeout", type=float, default=60, help="seconds, as of gluon-parallel launch (60)")
     parser.add_argument("--verbose", action="store_true", help="show what the launcher says")
@@ -207,8 +210,7 @@ def main() -> int:
                 held = [
                     float(one) for line in said for one in re.findall(r"joined after.*go on after ([\d.]+) s", line)
                 ]
-                lengths = np.diff(noted["times"])
-                fewer = np.array(noted["sizes"][1:]) < options.processes
+                lengths, fewer = np.array(noted["lengths"][1:]), np.array(noted["sizes"][1:]) < options.processes
                 usual = np.median(lengths) if len(lengths) else np.nan
                 # Without the steps in which somebody was lost or met
                 same = np.diff(noted["sizes"]) == 0 if len(lengths) else np.array([], bool)
