@@ -5,6 +5,9 @@ import json
 import re
 import subprocess
 import sys
+import threading
+import time
+import types
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +16,7 @@ from processes import MPIRUN, run_command
 
 import gluon_parallel as gp
 from gluon_parallel.kvstore import heartbeat
+from gluon_parallel.launch.host_list import HostList
 from gluon_parallel.launch.joins import Joins
 from gluon_parallel.launch.logs import Logs
 from gluon_parallel.launch.member import Member
@@ -36,9 +40,10 @@ def undisturbed(tmp_path_factory):
     return train
 
 
-def check(undisturbed, folder, *orders, kind="prepare", num=2, epochs=40, limit=60, size=None):
+def check(undisturbed, folder, *orders, kind="prepare", num=2, epochs=40, limit=60, size=None, options=None):
     """Train with these orders, and compare; returns what was printed. `size` processes are there at the end."""
-    words = ["-n", num, "--min-processes", 1, "--max-processes", num, "--devices", "cpu:1", "--timeout", limit]
+    words = ["-n", num, "--min-processes", 1, *(options or ["--max-processes", num]), "--devices", "cpu:1"]
+    words += ["--timeout", limit]
     words += ["--logs", folder / "logs", PROGRAM, folder / "weights.npz", folder / "run", kind, epochs, *orders]
     status, output = run_command([sys.executable, "-m", "gluon_parallel", "launch", *map(str, words)])
     assert status == 0, output
@@ -53,7 +58,7 @@ def check(undisturbed, folder, *orders, kind="prepare", num=2, epochs=40, limit=
         run.begin()
         assert [row["epoch"] for row in run.rows] == [*range(1, epochs + 1)]
         sizes = {row["processes"] for row in run.rows}
-        assert num in sizes and min(sizes) < num
+        assert num in sizes and len(sizes) > 1
     return output
 
 
@@ -107,15 +112,41 @@ def test_a_loop_that_cannot_begin_in_the_middle_is_refused_at_the_start(tmp_path
     assert "its loop cannot begin in the middle; of step, train = gp.survive(...) write" in output
 
 
+@needs_mpi
+@pytest.mark.slow
+def test_processes_come_and_leave_as_the_list_of_hosts_says(undisturbed, tmp_path):
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost slots=2")
+    script = tmp_path / "hosts.sh"
+    script.write_text(f"#!/bin/sh\ncat {hosts}\n")
+    script.chmod(0o755)
+
+    def change():
+        until = time.monotonic() + 200
+        for wanted, words in ((3, "begins at step 0"), (1, "joined after")):
+            log = tmp_path / "logs" / "rank-0.log"
+            while not (log.exists() and words in log.read_text()) and time.monotonic() < until:
+                time.sleep(0.1)
+            hosts.write_text(f"localhost slots={wanted}")
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    options = ["--max-processes", 4, "--host-discovery-script", script]
+    output = check(undisturbed, tmp_path, "slow", options=options, epochs=80, size=1)
+    thread.join()
+    assert "rank 2 comes to the others; it joins when its script has come to gp.prepare" in output
+    assert "rank 2 leaves after its step: the list has 1 processes" in output
+
+
 class Group:
     """Workers of which some are lost, and what the launcher does then, at times that are handed in."""
 
-    def __init__(self, logs, num=2):
+    def __init__(self, logs, num=2, most=None, wants=None):
         self.workers = [Member(f"rank {number}") for number in range(num)]
         self.started, self.sent = [], []
         self.joins = Joins(
             self.workers, self.add, lambda starter, new: self.started.append((starter.name, new.name)),
-            lambda member, **message: self.sent.append((member.name, message)), logs, 60.0,
+            lambda member, **message: self.sent.append((member.name, message)), logs, 60.0, 1, most or num, wants,
         )  # fmt: skip
 
     def add(self, number, place):
@@ -200,3 +231,54 @@ def test_a_place_whose_process_was_lost_soon_three_times_stays_empty_for_a_while
     assert [pause for pause in pauses if pause > 1.0] == [61.0, 121.0]  # a second later it is looked at
     said = capsys.readouterr().err
     assert said.count("its place stays empty for 60 s") == said.count("its place stays empty for 120 s") == 1
+
+
+def test_processes_come_up_to_the_number_of_the_list_and_leave_where_it_has_fewer(logs):
+    wants = types.SimpleNamespace(num_wanted=None, look=lambda now: None)
+    group = Group(logs, 2, most=3, wants=wants)
+    group.look(0.0)
+    assert group.started == []
+    wants.num_wanted = 9
+    group.look(1.0)
+    assert (group.new.name, group.place) == ("rank 2", 2)
+    group.say(group.new, heartbeat.JOINED, 2.0)
+    group.look(3.0)
+    assert len(group.started) == 1  # no more than --max-processes
+    wants.num_wanted = 0
+    group.look(4.0)
+    asked = [name for name, message in group.sent if message == {"say": heartbeat.LEAVES}]
+    assert asked == ["rank 1", "rank 2"]  # --min-processes stay
+    for worker in group.workers[1:]:
+        worker.is_lost = True
+    wants.num_wanted = 2
+    group.look(5.0)
+    assert (group.new.name, group.place) == ("rank 3", 1)
+
+
+def test_a_list_of_hosts_is_read_again_and_complaints_are_made_once(tmp_path):
+    said, file = [], tmp_path / "hosts"
+    watched = HostList(str(file), None, said.append)
+    for now, text in enumerate(["localhost slots=2", "localhost slots=3", "localhost:x", "localhost:x", "h1:2"]):
+        file.write_text(text)
+        watched.look(10.0 * now)
+    assert watched.num_wanted == 0
+    assert len(said) == 2 and "cannot read" in said[0] and "so h1 gets none" in said[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("#!/bin/sh\necho localhost slots=2", ""),
+        ("#!/bin/sh\necho why; exit 3", "it ended with status 3. It said: why"),
+    ],
+)
+def test_a_script_that_prints_the_hosts_is_asked_and_what_it_says_is_shown(tmp_path, text, complaint):
+    said, script = [], tmp_path / "hosts.sh"
+    script.write_text(text)
+    script.chmod(0o755)
+    watched = HostList(None, str(script), said.append)
+    watched.look(0.0)
+    watched._running.wait(60)
+    watched.look(1.0)
+    assert complaint in "".join(said) and (watched.num_wanted == 2) is not bool(said)
+    watched.close()

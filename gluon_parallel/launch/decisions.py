@@ -137,7 +137,11 @@ class Decisions:
 
     def _lose_if_left_out(self, member: Member) -> None:
         """Lose a process that has ended well, as it seemed, and that the others have missed."""
-        if member.left_out and member.return_code == 0 and not member.is_lost:
+        if self.joins is not None and member in self.joins.leaving and member.return_code == 0 and not member.is_lost:
+            member.is_lost = True
+            for other in self._rest:
+                self._send(other, say=heartbeat.LOST + member.name.partition(" ")[2])
+        elif member.left_out and member.return_code == 0 and not member.is_lost:
             self._lose(member, f"{member} {_ENDED_EARLY}", 1)
 
     def _fail_by_waiting(self, member: Member) -> None:
@@ -196,7 +200,8 @@ class Decisions:
         """Nobody joins before all go on without those that are lost, nor when the first program has ended."""
         if self.joins is not None and not self._losses and self.failure is None:
             rest = self._rest
-            if any(worker.return_code is not None for worker in rest) or self._programs_done is not None:
+            gone = [worker for worker in rest if worker.return_code is not None and worker not in self.joins.leaving]
+            if gone or self._programs_done is not None:
                 self.joins.end()
             elif all(worker.goes_on for worker in rest):
                 self.joins.look(self._now, rest)
@@ -361,7 +366,8 @@ class Decisions:
 
     def lost(self) -> list[str]:
         """The workers without which the others went on."""
-        return [member.name for member in self.workers if member.is_lost]
+        left = [] if self.joins is None else self.joins.leaving
+        return [member.name for member in self.workers if member.is_lost and member not in left]
 
     def _fail(self, name: str, message: str, exit_code: int, advice: str = "") -> None:
         """The group ends by the member, or the command that has started members, of that name."""

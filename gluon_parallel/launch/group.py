@@ -14,6 +14,7 @@ from typing import Any, Callable, Optional
 
 from ..launch_engines import Engine, agent
 from .decisions import Decisions
+from .host_list import HostList
 from .joins import Joins, order
 from .leftovers import remove_leftovers, temporary_folder
 from .logs import Logs
@@ -33,11 +34,13 @@ class Group:
         order: a function of a member's name, its host's number of cores and its address; returns what its agent runs.
         interrupts: the numbers of the signals that asked for an end so far.
         timeout, min_processes, advice: see :class:`Decisions`.
+        wants: see :class:`Joins`.
     """
 
     def __init__(
         self, engine: Engine, order: Callable[[str, int, str], dict[str, Any]], logs: Logs, timeout: float,
         interrupts: Sequence[int] = (), min_processes: Optional[int] = None, advice: str = "",
+        wants: Optional[HostList] = None,
     ) -> None:  # fmt: skip
         self.engine, self.order, self.logs, self.interrupts = engine, order, logs, interrupts
         names = [*engine.roles(), *(f"rank {rank}" for rank in range(engine.num_workers))]
@@ -46,7 +49,11 @@ class Group:
         self._tokens: dict[str, str] = {}  # of new members, which are given by processes that train
         if engine.max_processes is not None:  # others may join while processes train
             workers = self.decisions.workers
-            self.decisions.joins = Joins(workers, self._add_member, self._start_member, self._send_if, logs, timeout)
+            self.decisions.joins = Joins(
+                workers, self._add_member, self._start_member, self._send_if, logs, timeout,
+                self.decisions.min_processes,
+                engine.max_processes, wants,
+            )  # fmt: skip
         self._selector = selectors.DefaultSelector()
         self._connections: dict[str, agent.Connection] = {}  # by their members' names
         self._new: dict[agent.Connection, float] = {}  # those that have not said whose they are, and since when

@@ -1,4 +1,4 @@
-"""Processes that join: which place is free, who starts a new process, and what has become of it.
+"""Processes that join or leave: which place is free, who starts a new process, and what has become of it.
 
 They follow from what :class:`Decisions` knows and from its clock. Nothing here starts or ends a process.
 """
@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Callable, Optional
 
 from ..kvstore import heartbeat
+from .host_list import HostList
 from .logs import Logs
 from .member import Member, describe
 
@@ -20,8 +21,8 @@ _WHILE = 60.0  # seconds of the first while; each further one is twice as long
 class Place:
     """What one process at a time has: its number in the beginning, and how those that had it fared."""
 
-    def __init__(self, number: int, member: Member) -> None:
-        self.number, self.member = number, member
+    def __init__(self, number: int, member: Optional[Member] = None) -> None:
+        self.number, self.member = number, member  # None: nobody has had it
         self.joined = -math.inf  # when its process did, or did not; those that begin have been there always
         self.noted: Optional[Member] = None  # the process whose end was noted last
         self.num_early = 0  # processes in a row that did not join, or were lost soon after it
@@ -38,7 +39,7 @@ class Place:
 
 
 class Joins:
-    """The new processes of a group, one after the other.
+    """The new processes of a group, one after the other, and those that are to leave it.
 
     Args:
         workers: those that begin; a new one is appended when it has joined.
@@ -46,30 +47,57 @@ class Joins:
         start: has a member start a new one.
         send: a function of a member and keywords, which sends them to its agent.
         limit: seconds within which a new process must have come to ``gp.prepare``.
+        least, most: how many processes there may be.
+        wants: the list that says how many there shall be; None: as many as begin.
+
+    Attributes:
+        joined: names of those that have joined.
+        leaving: processes that were asked to leave.
     """
 
     def __init__(
         self, workers: list[Member], add: Callable[[int, int], Member], start: Callable[[Member, Member], None],
-        send: Callable[..., None], logs: Logs, limit: float,
+        send: Callable[..., None], logs: Logs, limit: float, least: int, most: int, wants: Optional[HostList] = None,
     ) -> None:  # fmt: skip
         self._workers, self._add, self._start, self._send = workers, add, start, send
         self._logs, self.limit = logs, limit
+        self._wants, self._num_first, self._least = wants, len(workers), least
         self._places = [Place(number, member) for number, member in enumerate(workers)]
+        self._places += map(Place, range(len(workers), most))
         self._next_number = len(workers)
         self._new: Optional[Member] = None  # the one that is to join
         self._place = self._places[0]  # which it takes
         self._asked = 0.0  # when it was asked for
         self._starter: Optional[Member] = None
         self._is_ready = False
-        self.joined: list[str] = []  # names of those that have joined
+        self.joined: list[str] = []
+        self.leaving: list[Member] = []
 
     def look(self, now: float, rest: Sequence[Member]) -> None:
         """Decide what follows at this time; `rest` are the processes that train, all of which go on after a loss."""
+        if self._wants is not None:
+            self._wants.look(now)
         if self._new is not None:
             self._look_at_new(self._new, now, rest)
             return
-        for place in self._places:
+        num = self._num_first
+        if self._wants is not None and self._wants.num_wanted is not None:
+            num = max(self._least, min(self._wants.num_wanted, len(self._places)))
+        for place in self._places[num:]:
+            if (member := place.member) is not None and not member.is_lost and member not in self.leaving:
+                self.leaving.append(member)
+                self._say(f"{member.name} leaves after its step: the list has {num} processes", rest)
+                self._send(member, say=heartbeat.LEAVES)
+        for place in self._places[:num]:
             member = place.member
+            if member is None:
+                self._begin(place, now, rest)
+                return
+            if member in self.leaving:
+                if member.is_lost:
+                    self._begin(place, now, rest)
+                    return
+                continue
             if member.is_lost and place.noted is not member and place.note_end(now):
                 pause = f"{place.closed_until - now:g} s"
                 text = f"{member.name} was the third in a row that was lost soon; its place stays empty for {pause}"
@@ -82,9 +110,8 @@ class Joins:
         new = self._add(self._next_number, place.number)
         self._next_number += 1
         self._new, self._place, self._asked, self._is_ready = new, place, now, False
-        self._say(
-            f"{new.name} takes the place of {place.member.name}; it joins when its script has come to gp.prepare", rest
-        )
+        old = f"takes the place of {place.member.name}" if place.member is not None else "comes to the others"
+        self._say(f"{new.name} {old}; it joins when its script has come to gp.prepare", rest)
         self._have_started(rest)
 
     def _have_started(self, rest: Sequence[Member]) -> None:

@@ -18,6 +18,7 @@ from ..launch_engines import hosts as _hosts
 from ..store_table import engines
 from ..training.stopping import SIGNALS
 from .group import Group
+from .host_list import HostList
 from .logs import Logs, make_folder
 from .member import Failure
 
@@ -53,6 +54,7 @@ def launch(
     announces: bool = True,
     min_processes: Optional[int] = None,
     max_processes: Optional[int] = None,
+    host_discovery_script: Optional[str] = None,
 ) -> Result:
     """Run ``python script arguments...`` as `num_workers` processes, and wait until none of them is left.
 
@@ -77,9 +79,12 @@ def launch(
         min_processes: go on without processes that are killed, stopped or hang, as long as so many are left. For
             ``mpi`` and a script that trains with what ``gp.prepare`` or ``gp.survive`` returns. By default a lost
             process ends all.
-        max_processes: have a new process take the place of each that is lost, while the others train; as many as
-            `num_workers`. It needs `min_processes` and a script that can begin in the middle: one that trains with
-            ``gp.prepare``, or with ``gp.survive`` and its ``epochs``.
+        max_processes: have a new process take the place of each that is lost, while the others train; and with more
+            than `num_workers`, have others come and leave as a list says, which is watched: `hostfile`, or what
+            `host_discovery_script` prints. Its hosts are this machine, such as ``localhost slots=4``. It needs
+            `min_processes` and a script that can begin in the middle: one that trains with ``gp.prepare``, or with
+            ``gp.survive`` and its ``epochs``.
+        host_discovery_script: a program that prints lines as a hostfile has them, asked every 2 seconds.
         announces: whether lines of the launcher's own are shown: where the logs are, and what ended the group.
 
     Raises:
@@ -126,10 +131,16 @@ def launch(
     num_workers = _hosts.check_num_workers(num_workers, named)
     if min_processes is not None and min_processes > num_workers:
         raise LaunchError(f"--min-processes is {min_processes}, more than the {num_workers} processes that are started")
-    if max_processes is not None and max_processes != num_workers:
+    watched = hostfile is not None or host_discovery_script is not None
+    if host_discovery_script is not None and (hostfile is not None or hosts is not None or max_processes is None):
         raise LaunchError(
-            f"--max-processes is {max_processes}: processes join in the place of lost ones alone, so it is as many as "
-            f"the {num_workers} that are started"
+            "--host-discovery-script: it takes the place of --hosts and --hostfile, and says how many processes there "
+            "shall be up to --max-processes; give that, and neither of those"
+        )
+    if max_processes is not None and (max_processes < num_workers or (max_processes > num_workers and not watched)):
+        raise LaunchError(
+            f"--max-processes is {max_processes}, and {num_workers} are started: wanted as many, so that others take "
+            "the places of lost ones, or more, with a list that says when: --hostfile or --host-discovery-script"
         )
     if max_processes is not None and not all(_hosts.is_local(host.name) for host in named):
         raise LaunchError(
@@ -147,6 +158,9 @@ def launch(
     again = ["to start again: --max-restarts N"] * (max_restarts == 0)
     advice = "; ".join([*["to go on without a lost process: --min-processes M"] * can_lose, *again])
     written = Logs(make_folder(logs), live, announces)
+    wants = None
+    if max_processes is not None and watched:
+        wants = HostList(hostfile, host_discovery_script, written.say)
     try:
         if remark is not None:
             written.say(remark)
@@ -157,7 +171,7 @@ def launch(
             for attempt in range(max_restarts + 1):
                 used = make()
                 orders = _orders(used, command, devices, timeout, written.folder if announces else None, attempt)
-                group = Group(used, orders, written, timeout, interrupts, min_processes, advice)
+                group = Group(used, orders, written, timeout, interrupts, min_processes, advice, wants)
                 failure = group.run()
                 if failure is None or interrupts or attempt == max_restarts:
                     break
@@ -168,6 +182,8 @@ def launch(
                 written.say(f"done; lost on the way, of {num_workers} processes: {', '.join(lost)}{others}")
         return Result(failure.exit_code if failure else 0, failure, attempt, written.folder)
     finally:
+        if wants is not None:
+            wants.close()
         written.close()
 
 
@@ -212,9 +228,11 @@ def _orders(
         argv = ["-c", "import gluon_parallel"]  # the whole life of a server: it ends when all workers are done
         if role == "rank":
             argv = ["-m", "gluon_parallel", "run", *script]
-            host, local_rank = places[engine.new_places.get(int(number), int(number))]
-            if int(number) in engine.new_places:
+            if int(number) in engine.new_places:  # on this machine, as those that begin
+                host, local_rank = places[0][0], engine.new_places[int(number)]
                 env["GLUON_PARALLEL_JOINS"] = "1"
+            else:
+                host, local_rank = places[int(number)]
             num_local = sum(name == host for name, _ in places)
             env.update(GLUON_PARALLEL_RANK=number, GLUON_PARALLEL_LOCAL_RANK=str(local_rank))
             env.update(_devices(devices, local_rank, num_local, cores))
@@ -278,7 +296,11 @@ def configure(parser: Any) -> None:
         "--max-processes",
         type=bounds.flag,
         metavar="N",
-        help="with --min-processes: have new processes join in the place of lost ones; as many as -n (none joins)",
+        help="with --min-processes: have new processes join in the place of lost ones, and, up to N, as the list says "
+        "that is watched: --hostfile or --host-discovery-script (none joins)",
+    )
+    parser.add_argument(
+        "--host-discovery-script", metavar="PROGRAM", help="prints lines as a hostfile has them; with --max-processes"
     )
     parser.add_argument(
         "--timeout", type=float, default=TIMEOUT, metavar="SECONDS",

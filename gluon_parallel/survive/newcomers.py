@@ -77,7 +77,9 @@ class Newcomers:
     def __init__(self, net: mx.gluon.Block, trainer: mx.gluon.Trainer, store: Any) -> None:
         self._net, self._trainer, self._store = net, trainer, store
         self._heard: collections.deque[Newcomer] = collections.deque()
+        self.leaves = False  # whether this process shall end after its step
         heartbeat.listen(heartbeat.STARTS, _start)
+        heartbeat.listen(heartbeat.LEAVES, lambda _: setattr(self, "leaves", True))
         heartbeat.listen(heartbeat.JOINS, lambda text: self._heard.append(Newcomer(**json.loads(text))))
 
     def after_step(self) -> Optional[Newcomer]:
@@ -117,6 +119,12 @@ class Newcomers:
 
         threading.Thread(target=say, name="gluon_parallel.ready", daemon=True).start()
         meeting.accept(self._store, port)
+
+
+def leave_after_step() -> None:
+    """End this process, as the launcher asks; the others notice it, and go on without it."""
+    LOG.info("gluon_parallel: this process leaves: the list of hosts has no place for it")
+    end_at_once(0)
 
 
 def leave(error: BaseException) -> None:

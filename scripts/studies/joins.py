@@ -111,7 +111,10 @@ def train(name: str, dtype: str, file: str, num_steps: int, orders: list) -> Non
     training, loader = gp.prepare(
         net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer, loader, store=store, sync_batch_norm=True
     )
-    first, sizes, lengths, memory = training.num_steps, [], [], []
+    first = training.num_steps
+    sizes: list[int] = []
+    lengths: list[float] = []
+    memory: list[int] = []
     num = int(os.environ.get("GLUON_PARALLEL_NUM_WORKERS", 1))
     begin = time.perf_counter()
     for _ in training.epochs(EPOCHS, progress=False):
@@ -202,7 +205,9 @@ def main() -> int:
             print(f"the undisturbed training has failed: {result.failure}")
             return 1
         for kind in options.kinds:
-            good, all_held, largest, ratios = 0, [], 0.0, []
+            good, largest = 0, 0.0
+            all_held: list[float] = []
+            ratios: list[float] = []
             for run in range(options.runs):
                 orders, wanted = orders_of(kind, chosen, options.processes)
                 weights, noted, result, said = launch(options, folder, orders)

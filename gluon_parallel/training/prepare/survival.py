@@ -300,6 +300,8 @@ class Survival:
         before()
         if self._newcomers is None or self._steps or not self.num_updates or self._is_inside:
             return
+        if self._newcomers.leaves:
+            newcomers.leave_after_step()
         try:
             new = self._newcomers.after_step()
         except Exception:
