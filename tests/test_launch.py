@@ -150,7 +150,7 @@ class Rehearsal:
 
     made, ends = [], []
 
-    def __init__(self, engine, order, logs, timeout, interrupts, min_processes, advice):
+    def __init__(self, engine, order, logs, timeout, interrupts, min_processes, advice, wants=None):
         self.engine, self.order, self.interrupts, self.advice = engine, order, interrupts, advice
         self.decisions = self
         self.made.append(self)

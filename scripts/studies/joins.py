@@ -8,6 +8,9 @@ Each run is of one kind; what happens, happens at a random step, or at a random 
 says the largest difference of a weight, relative to the largest weight of its array, how long those that train were
 held to meet each new process, their longest step while it started against their usual one, and what was left behind. A
 table of all kinds follows.
+
+Weights are float64. In float32, LeNet on two and on three processes differs by 0.07 after 200 steps in some runs: an input
+of a ReLU that is 0 to rounding has another sign after sums in another order, and the trainings go apart from there.
 """
 
 from __future__ import annotations
@@ -181,7 +184,7 @@ def left_behind(file: Path) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--net", choices=list(NETS), default="lenet", help="what is trained (lenet)")
-    parser.add_argument("--dtype", choices=list(LARGEST), help="of weights (float32, for resnet20 float64)")
+    parser.add_argument("--dtype", choices=list(LARGEST), default="float64", help="of weights (float64)")
     parser.add_argument("--runs", type=int, default=20, help="of each kind (20)")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS[:-1], help="what happens (all but rounds)")
     parser.add_argument("--processes", type=int, default=3, help="that begin (3)")
@@ -192,7 +195,6 @@ def main() -> int:
     for name in ("--file", "--orders"):  # of one process
         parser.add_argument(name, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.dtype = options.dtype or NETS[options.net][2]
     if options.file:
         orders = json.loads(options.orders)
         train(options.net, options.dtype, options.file, options.steps, orders)
