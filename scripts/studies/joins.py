@@ -9,8 +9,8 @@ says the largest difference of a weight, relative to the largest weight of its a
 held to meet each new process, their longest step while it started against their usual one, and what was left behind. A
 table of all kinds follows.
 
-Weights are float64. In float32, some runs of 200 steps leave the undisturbed path in one step, all for the same other one,
-and end 0.07 apart: where rounding decides the sign of an input of a ReLU, sums in another order decide otherwise.
+Weights are float64. In float32, some runs of 200 steps leave the undisturbed path in one step, all for the same other
+one, and end 0.07 apart: where rounding decides the sign of an input of a ReLU, sums in another order decide otherwise.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ import numpy as np
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.kvstore.environment import joins
-from gluon_parallel.survive import meeting
 from mxnet import gluon
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from lost_processes import BATCH, LARGEST, NETS, SAMPLES, parameters
 
+meeting = sys.modules["gluon_parallel.survive.meeting"]  # in whose middle processes are ended
+IS_NEW = "GLUON_PARALLEL_JOINS" in os.environ
 EPOCHS = 1000  # more than any run has
 WAIT = 0.3  # seconds between two steps while a process is missing, so that one can start before the training ends
 
@@ -92,16 +92,16 @@ def train(name: str, dtype: str, file: str, num_steps: int, orders: list) -> Non
         if word == "begin":
             happen(what)
         elif word == "meet":
-            name_of_call = "accept" if joins() is not None else "connect"
+            name_of_call = "accept" if IS_NEW else "connect"
             meet = getattr(meeting, name_of_call)
 
             def meet_and_happen(*arguments, delay=float(after), what=what, meet=meet):
-                if joins() is None:
+                if not IS_NEW:
                     threading.Timer(delay, happen, [what]).start()
                 return meet(*arguments)
 
             setattr(meeting, name_of_call, meet_and_happen)
-            if joins() is not None:
+            if IS_NEW:
                 merged = meeting._merged
 
                 def merge_and_happen(*arguments, delay=float(after), what=what, merged=merged, **options):
