@@ -149,7 +149,7 @@ def test_an_mpirun_of_somebody_else_or_that_does_not_work_is_refused(
 class Rehearsal:
     """In the place of a group: keeps what it is made of, and ends as `ends` says, one attempt after the other."""
 
-    made, ends = [], []
+    made, ends, joins = [], [], None
 
     def __init__(self, engine, order, logs, timeout, interrupts, min_processes, advice, wants=None):
         self.engine, self.order, self.interrupts, self.advice = engine, order, interrupts, advice
