@@ -31,6 +31,7 @@ class Newcomer(NamedTuple):
     number: int
     port: str
     host: str
+    job: str  # as mpirun calls it; the process is alone in it
     says: dict  # what it trains, see `description`
 
 
@@ -101,6 +102,7 @@ class Newcomers:
         found = difference(description(self._net, self._trainer), new.says)
         if found:
             raise meeting.DidNotJoin(found)
+        pmix.places[new.number] = new.job, 0  # so that MPI hears from the launcher if it is lost meanwhile
         meeting.connect(self._store, new.port)
 
     def refuse(self, new: Newcomer, why: Any) -> None:
@@ -111,7 +113,8 @@ class Newcomers:
     def accept(self) -> None:
         """In a new process: tell the launcher that it can be met, and wait for the others."""
         port = meeting.open_port(self._store)
-        new = Newcomer(self._store.ranks[0], port, os.uname().nodename, description(self._net, self._trainer))
+        says, (job, _) = description(self._net, self._trainer), pmix.own_place()
+        new = Newcomer(self._store.ranks[0], port, os.uname().nodename, job, says)
 
         def say() -> None:
             time.sleep(_ACCEPTS)  # else the others would look for a port that nobody has made known
