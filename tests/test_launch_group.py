@@ -278,7 +278,10 @@ def test_the_others_go_on_and_hear_whom_the_launcher_has_lost(run):
             os.kill(os.getppid(), signal.SIGKILL)  # the agent, with which the process ends
             rest()
         exec(open({str(HEARTBEAT)!r}).read(), globals())
-        print("heard", next(lines()))
+        heard, has_heard = [], threading.Event()
+        listen(LOST, lambda number: [heard.append(number), has_heard.set()])
+        has_heard.wait(60)
+        print("heard lost", *heard)
         while os.path.exists(stat := f"/proc/{{open('ready1').read()}}/stat") and " Z " not in open(stat).read():
             time.sleep(0.01)
         """,

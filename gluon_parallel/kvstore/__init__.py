@@ -7,6 +7,8 @@ from .collective import collective as collective
 from .collective import committing as committing
 from .collective import outermost as outermost
 from .collective import together as together
+from .environment import joins as joins
+from .environment import may_join as may_join
 from .factory import NAMES as NAMES
 from .factory import as_store as as_store
 from .factory import create as create

@@ -10,6 +10,8 @@ from .. import bounds
 from ..errors import StoreUnavailable
 
 MIN_PROCESSES = "GLUON_PARALLEL_MIN_PROCESSES"  # fewest processes that continue after a loss
+MAX_PROCESSES = "GLUON_PARALLEL_MAX_PROCESSES"  # most processes that there are after others have joined
+_JOINS = "GLUON_PARALLEL_JOINS"  # set for a process that joins a training under way
 
 _MPIRUN = (
     "mpirun and the library that mpi4py loads belong to different MPIs: take the mpirun that is installed with that "
@@ -27,6 +29,16 @@ def min_processes() -> Optional[int]:
     """How many processes must be left to go on without lost ones; None: a lost process ends all."""
     text = os.environ.get(MIN_PROCESSES)
     return None if text is None else bounds.whole(MIN_PROCESSES, text, 1, bounds.PROCESSES)
+
+
+def may_join() -> bool:
+    """Whether the launcher may start processes that join this training under way."""
+    return MAX_PROCESSES in os.environ and taken_by() is None
+
+
+def joins() -> Optional[int]:
+    """The number of this process, if it is to join a training under way; else None."""
+    return _number_in("GLUON_PARALLEL_RANK") if _JOINS in os.environ and taken_by() is None else None
 
 
 def _number_in(variable: str) -> Optional[int]:
@@ -142,7 +154,7 @@ def store_name() -> str:
 def refuse_if_alone(store: str, num_workers: int, library: str) -> None:
     """Raise ``StoreUnavailable`` if this process belongs to a launched group, of which `library` sees it alone."""
     group = launched_group()
-    if num_workers > 1 or group is None:
+    if num_workers > 1 or group is None or joins() is not None:
         return
     advice = group.advice if group.store == store else f"The name 'auto' stands for the store {group.store!r} here"
     raise StoreUnavailable(

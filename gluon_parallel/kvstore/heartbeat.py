@@ -2,8 +2,8 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
-from typing import Optional
+import threading
+from typing import Callable, Optional
 
 LOST_ANOTHER = "lost another"  # is sent by a process that ends because another one has
 WAS_DONE = "was done"  # is sent by a process that had done its work when another one failed
@@ -17,6 +17,12 @@ LISTENS, WRITTEN = "listens to SIGUSR1", "has written"  # are sent by a process 
 BAR = "bar "  # begins the progress that the launcher's terminal shows; nothing after it removes it
 SAYS = "says "  # begins what the launcher writes into the logs of all processes
 LOST = "lost "  # is heard, with a number, when the launcher has lost that process
+STARTS = "starts "  # is heard, with what to start as JSON, by the process that shall start a new one
+READY = "is ready to join "  # is sent, with how to meet it as JSON, by a new process
+JOINS = "joins "  # is heard, with the same, by the processes that shall meet the new one
+LEAVES = "leaves"  # is heard by a process that shall end after its step
+JOINED = "has joined"  # is sent by a new process that has the state of the others
+REFUSED = "cannot be joined by "  # is sent, with its number and why, by a process that it could not join
 # Number and inode of an open socket, and the number of the process that has the other end: the launcher's agent
 _VARIABLE = "GLUON_PARALLEL_HEARTBEAT"
 
@@ -38,12 +44,24 @@ def is_heard() -> bool:
     return _socket() is not None
 
 
-def lines() -> Iterator[str]:
-    """What the launcher sends, line by line; waits for the next one, until the launcher's agent ends."""
-    number = _socket()
-    if number is not None:
-        with contextlib.suppress(OSError), open(number, encoding="utf-8", closefd=False) as file:
-            yield from file
+_listeners: dict[str, Callable[[str], None]] = {}  # what a line begins with -> what is called with its rest
+
+
+def listen(prefix: str, function: Callable[[str], None]) -> None:
+    """Call ``function(rest)`` in a thread for each line of the launcher that begins with `prefix`."""
+    is_first = not _listeners
+    _listeners[prefix] = function
+    if is_first and (number := _socket()) is not None:
+        threading.Thread(target=_hear, args=(number,), name="gluon_parallel.launcher", daemon=True).start()
+
+
+def _hear(number: int) -> None:
+    """Hand on what the launcher sends, until its agent ends."""
+    with contextlib.suppress(OSError), open(number, encoding="utf-8", closefd=False) as file:
+        for line in file:
+            for prefix, function in list(_listeners.items()):
+                if line.startswith(prefix):
+                    function(line[len(prefix) :].rstrip("\n"))
 
 
 def _socket() -> Optional[int]:

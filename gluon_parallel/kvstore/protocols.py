@@ -25,16 +25,15 @@ class Groups(Protocol):
 class Parts(Protocol):
     """Sums and arrays of which every process has a part, as a sharded optimizer needs them."""
 
-    def sum_parts(self, keys: Keys, arrays: Arrays, bounds: Bounds, whole: bool = False) -> None:
+    def sum_parts(self, keys: Keys, arrays: Arrays, bounds: Bounds) -> None:
         """Of each array, every process gets its part of the sum over all devices and processes (reduce-scatter).
 
-        The other values are undefined afterwards, unless `whole`. Values are added up in the order of ``pushpull``.
+        The other values are undefined afterwards. Values are added up in the order of ``pushpull``.
 
         Args:
             keys: of parameters, the same in the same order on all processes; what is ready earlier comes earlier.
             arrays: for each key, one NDArray per device, all of which get the sums.
             bounds: as of :meth:`gather_parts`.
-            whole: every process gets the whole sums.
         """
 
     def gather_parts(self, keys: Keys, arrays: Arrays, bounds: Bounds) -> None:

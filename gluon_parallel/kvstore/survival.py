@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import WorkerLost
 from . import flight_recorder, separate_training
-from .environment import min_processes
+from .environment import joins, min_processes
 from .mpi import startup
 from .mpi.progress_engine import ProgressEngine
 from .mpi.shared_memory.memory import map_memory
@@ -23,7 +23,8 @@ _abandoned: list = []
 
 def survives(store: Any) -> bool:
     """Whether the processes of `store` go on without those that are lost, as the launcher was asked to."""
-    return offers(store, Regrouping) and store.num_workers > 1 and min_processes() is not None
+    meets_others = store is not None and (getattr(store, "num_workers", 1) > 1 or joins() is not None)
+    return offers(store, Regrouping) and meets_others and min_processes() is not None
 
 
 def has_failed(store: Any) -> bool:

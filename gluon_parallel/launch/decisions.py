@@ -10,6 +10,7 @@ from typing import Any, Callable, Optional
 from ..kvstore import heartbeat
 from ..kvstore.environment import PATIENCE
 from ..kvstore.flight_recorder.report import SAID
+from .joins import Joins
 from .logs import Logs
 from .member import Failure, Member, describe, status
 
@@ -59,6 +60,7 @@ class Decisions:
         self._programs_done: Optional[float] = None  # when a process said first that the programs of all have ended
         self._losses: list[tuple[float, Member, Failure]] = []  # before all others are known to go on without them
         self._starters: Mapping[str, Optional[int]] = {}
+        self.joins: Optional[Joins] = None  # of processes that come while others train
         self._waited: Optional[float] = None  # when a process said first that it waits for others in vain
 
     # what agents say ------------------------------------------------------------------------------------------------
@@ -84,7 +86,7 @@ class Decisions:
         member = self.members[name]
         if not member.gone:
             member.gone = True
-            if member.return_code != 0:
+            if member.return_code != 0 and not member.is_new:
                 self._lose(member, f"{member} was lost: the agent that watches it is gone, or its whole host", 1)
 
     def hear(self, name: str, message: Mapping[str, Any]) -> None:
@@ -92,6 +94,8 @@ class Decisions:
         member = self.members[name]
         member.hear(message, self._now)
         text = message.get("heartbeat", "")
+        if self.joins is not None and text:
+            self.joins.hear(member, text, self._now, self._rest)
         if "lines" in message:
             # A lost process says enough; after Ctrl-C, whoever asks by SIGUSR1 gets the answer.
             unseen = SAID if self.failure is not None and self.failure.member else None
@@ -113,11 +117,13 @@ class Decisions:
                 self._lose_if_left_out(other)
         elif text.startswith(heartbeat.SAYS):
             self.logs.say(text.removeprefix(heartbeat.SAYS), [other.name for other in self.workers])
+        elif "refused" in message and member.is_new:
+            member.return_code = 127
         elif "refused" in message:
             self._fail(name, f"{name} could not be started on {member.host}: {message['refused']}", 127)
         elif "exited" in message:
             self._writing.discard(member)
-            if not member.is_lost:
+            if not member.is_lost and not member.is_new:
                 self._exited(member)
 
     def _exited(self, member: Member) -> None:
@@ -137,7 +143,11 @@ class Decisions:
 
     def _lose_if_left_out(self, member: Member) -> None:
         """Lose a process that has ended well, as it seemed, and that the others have missed."""
-        if member.left_out and member.return_code == 0 and not member.is_lost:
+        if self.joins is not None and member in self.joins.leaving and member.return_code == 0 and not member.is_lost:
+            member.is_lost = True
+            for other in self._rest:
+                self._send(other, say=heartbeat.LOST + member.name.partition(" ")[2])
+        elif member.left_out and member.return_code == 0 and not member.is_lost:
             self._lose(member, f"{member} {_ENDED_EARLY}", 1)
 
     def _fail_by_waiting(self, member: Member) -> None:
@@ -184,13 +194,29 @@ class Decisions:
             self._look_for_the_missing()
             self._look_for_the_hung()
             self._look_at_starters()
+            self._look_at_joins()
             self._look_for_the_end()
+
+    @property
+    def _rest(self) -> list[Member]:
+        """The workers that are not lost."""
+        return [worker for worker in self.workers if not worker.is_lost]
+
+    def _look_at_joins(self) -> None:
+        """Nobody joins before all go on without those that are lost, nor when the first program has ended."""
+        if self.joins is not None and not self._losses and self.failure is None:
+            rest = self._rest
+            gone = [worker for worker in rest if worker.return_code is not None and worker not in self.joins.leaving]
+            if gone or self._programs_done is not None:
+                self.joins.end()
+            elif all(worker.goes_on for worker in rest):
+                self.joins.look(self._now, rest)
 
     def _look_for_the_missing(self) -> None:
         for member in self.members.values():
             if member.failed_at is not None and self._now - member.failed_at > _SECOND_THOUGHT and not member.is_lost:
                 self._fail_by_waiting(member)
-            if member.gone or member.is_lost or member.return_code is not None:
+            if member.gone or member.is_lost or member.is_new or member.return_code is not None:
                 continue
             if not member.has_come:
                 if self._now > self.patience:
@@ -213,7 +239,7 @@ class Decisions:
 
     def _look_at_the_signalled(self) -> None:
         """Lose those that got a signal from outside, if the others can go on without them; else stop all."""
-        members = [one for one in self.members.values() if one.return_code != 0 and not one.is_lost]
+        members = [one for one in self.members.values() if one.return_code != 0 and not one.is_lost and not one.is_new]
         asked = {member: member.signalled for member in members if member.signalled is not None}
         if not asked or self._now - min(asked.values())[0] <= _SECOND_THOUGHT:
             return
@@ -311,7 +337,7 @@ class Decisions:
     @property
     def _first(self) -> Member:
         """The worker that is process 0."""
-        return next(member for member in self.workers if not member.is_lost)
+        return next(iter(self._rest))
 
     def _lose(self, member: Member, message: str, exit_code: int) -> None:
         """A process is lost: it is ended, and the others go on without it if enough of them are left."""
@@ -328,7 +354,7 @@ class Decisions:
 
     def _look_at_losses(self) -> None:
         """The others go on when all have said so; who has not yet called gp.prepare or gp.survive may come there."""
-        others = [other for other in self.workers if not other.is_lost]
+        others = self._rest
         if all(other.goes_on for other in others):
             while self._losses:
                 _, member, loss = self._losses.pop(0)
@@ -348,7 +374,8 @@ class Decisions:
 
     def lost(self) -> list[str]:
         """The workers without which the others went on."""
-        return [member.name for member in self.workers if member.is_lost]
+        left = [] if self.joins is None else self.joins.leaving
+        return [member.name for member in self.workers if member.is_lost and member not in left]
 
     def _fail(self, name: str, message: str, exit_code: int, advice: str = "") -> None:
         """The group ends by the member, or the command that has started members, of that name."""
@@ -377,6 +404,8 @@ class Decisions:
         """Ask all processes to end, and kill those that have not after `grace` seconds."""
         at = self._now + grace
         self.kill_at = at if self.kill_at is None else min(at, self.kill_at)
+        if self.joins is not None:
+            self.joins.end()
         for member in self.members.values():
             self._send(member, end=grace, ask=ask)
 

@@ -14,9 +14,11 @@ from typing import Any, Callable, Optional
 
 from ..launch_engines import Engine, agent
 from .decisions import Decisions
+from .host_list import HostList
+from .joins import Joins, order
 from .leftovers import remove_leftovers, temporary_folder
 from .logs import Logs
-from .member import Failure
+from .member import Failure, Member
 
 _TICK = 0.1  # seconds between two looks at the clock
 _KILLED = 10.0  # seconds in which a killed process is gone, on a busy machine too
@@ -32,16 +34,26 @@ class Group:
         order: a function of a member's name, its host's number of cores and its address; returns what its agent runs.
         interrupts: the numbers of the signals that asked for an end so far.
         timeout, min_processes, advice: see :class:`Decisions`.
+        wants: see :class:`Joins`.
     """
 
     def __init__(
         self, engine: Engine, order: Callable[[str, int, str], dict[str, Any]], logs: Logs, timeout: float,
         interrupts: Sequence[int] = (), min_processes: Optional[int] = None, advice: str = "",
+        wants: Optional[HostList] = None,
     ) -> None:  # fmt: skip
         self.engine, self.order, self.logs, self.interrupts = engine, order, logs, interrupts
         names = [*engine.roles(), *(f"rank {rank}" for rank in range(engine.num_workers))]
         self.decisions = Decisions(names, self._send, logs, timeout, min_processes, advice, time.monotonic())
         self._token = secrets.token_hex(16)
+        self._tokens: dict[str, str] = {}  # of new members, which are given by processes that train
+        if engine.max_processes is not None:  # others may join while processes train
+            workers = self.decisions.workers
+            self.decisions.joins = Joins(
+                workers, self._add_member, self._start_member, self._send_if, logs, timeout,
+                self.decisions.min_processes,
+                engine.max_processes, wants,
+            )  # fmt: skip
         self._selector = selectors.DefaultSelector()
         self._connections: dict[str, agent.Connection] = {}  # by their members' names
         self._new: dict[agent.Connection, float] = {}  # those that have not said whose they are, and since when
@@ -59,7 +71,8 @@ class Group:
             listener.setblocking(False)
             self._selector.register(listener, selectors.EVENT_READ)
             try:
-                self._start(f"{address}:{listener.getsockname()[1]}")
+                self._address = f"{address}:{listener.getsockname()[1]}"
+                self._start(self._address)
                 while not self.decisions.is_over():
                     ready = [key.fileobj for key, _ in self._selector.select(_TICK)]
                     self.decisions.note_starters({name: one.poll() for name, one in self._starters.items()})
@@ -136,8 +149,8 @@ class Group:
     def _greet(self, connection: agent.Connection, message: Any) -> Optional[str]:
         """The member whose agent connected; None for a stranger, who does not know the token."""
         try:
-            known = hmac.compare_digest(str(message["hello"]), self._token)
             name = message["member"]
+            known = hmac.compare_digest(str(message["hello"]), self._tokens.get(name, self._token))
             if not known or name in self._connections or name not in self.decisions.members:
                 return None
         except (KeyError, TypeError):
@@ -147,6 +160,25 @@ class Group:
         if self.decisions.greet(name, message["host"], message["address"], self.engine.takes_for_one):
             self._send(name, **self.order(name, message["cores"], message["address"]))
         return name
+
+    def _add_member(self, number: int, place: int) -> Member:
+        """Make a new process known, which takes the place of the process that had this number in the beginning."""
+        name = f"rank {number}"
+        self.logs.open(name)
+        self.engine.new_places[number] = place
+        self._tokens[name] = secrets.token_hex(16)
+        member = self.decisions.members[name] = Member(name)
+        member.is_new = True
+        return member
+
+    def _start_member(self, starter: Member, new: Member) -> None:
+        contact = {agent.ADDRESS: self._address, agent.TOKEN: self._tokens[new.name], agent.MEMBER: new.name}
+        number = int(new.name.partition(" ")[2])
+        self._send(starter.name, say=order(number, self.engine.new_agent, contact, os.getcwd()))
+
+    def _send_if(self, member: Member, **message: Any) -> None:
+        if member.has_come and not member.gone:
+            self._send(member.name, **message)
 
     def _send(self, name: str, **message: Any) -> None:
         with contextlib.suppress(OSError):  # its end is noticed where it is read

@@ -18,6 +18,7 @@ from ..launch_engines import hosts as _hosts
 from ..store_table import engines
 from ..training.stopping import SIGNALS
 from .group import Group
+from .host_list import HostList
 from .logs import Logs, make_folder
 from .member import Failure
 
@@ -52,6 +53,8 @@ def launch(
     sync_batch_norm: str = "mxnet",
     announces: bool = True,
     min_processes: Optional[int] = None,
+    max_processes: Optional[int] = None,
+    host_discovery_script: Optional[str] = None,
 ) -> Result:
     """Run ``python script arguments...`` as `num_workers` processes, and wait until none of them is left.
 
@@ -76,6 +79,12 @@ def launch(
         min_processes: go on without processes that are killed, stopped or hang, as long as so many are left. For
             ``mpi`` and a script that trains with what ``gp.prepare`` or ``gp.survive`` returns. By default a lost
             process ends all.
+        max_processes: have a new process take the place of each that is lost, while the others train; and with more
+            than `num_workers`, have others come and leave as a list says, which is watched: `hostfile`, or what
+            `host_discovery_script` prints. Its hosts are this machine, such as ``localhost slots=4``. It needs
+            `min_processes` and a script that can begin in the middle: one that trains with ``gp.prepare``, or with
+            ``gp.survive`` and its ``epochs``.
+        host_discovery_script: a program that prints lines as a hostfile has them, asked every 2 seconds.
         announces: whether lines of the launcher's own are shown: where the logs are, and what ended the group.
 
     Raises:
@@ -93,6 +102,10 @@ def launch(
         (not 0 < timeout <= 1e9, f"--timeout is {timeout}, wanted a number of seconds above 0 and up to 1e9"),
         (min_processes is not None and not kind.goes_on,
          f"--min-processes {min_processes}: with the engine {engine!r} no process goes on alone"),
+        (max_processes is not None and not kind.goes_on,
+         f"--max-processes {max_processes}: with the engine {engine!r} no process joins others; leave out --engine"),
+        (max_processes is not None and min_processes is None,
+         f"--max-processes {max_processes}: who joins takes the place of a lost process; add --min-processes 1"),
         (num_servers is not None and not kind.has_servers,
          f"--servers {num_servers}: the engine {engine!r} has no servers; add --engine ps"),
         (hosts is not None and hostfile is not None, "--hosts and --hostfile say the same thing; give one of them"),
@@ -101,6 +114,7 @@ def launch(
             raise LaunchError(complaint)
     for name, number, least in (
         ("--max-restarts", max_restarts, 0), ("--min-processes", min_processes, 1), ("--servers", num_servers, 1),
+        ("--max-processes", max_processes, 1),
     ):  # fmt: skip
         if number is not None:
             bounds.whole(name, number, least, bounds.PROCESSES, LaunchError)
@@ -117,16 +131,36 @@ def launch(
     num_workers = _hosts.check_num_workers(num_workers, named)
     if min_processes is not None and min_processes > num_workers:
         raise LaunchError(f"--min-processes is {min_processes}, more than the {num_workers} processes that are started")
+    watched = hostfile is not None or host_discovery_script is not None
+    if host_discovery_script is not None and (hostfile is not None or hosts is not None or max_processes is None):
+        raise LaunchError(
+            "--host-discovery-script: it takes the place of --hosts and --hostfile, and says how many processes there "
+            "shall be up to --max-processes; give that, and neither of those"
+        )
+    if max_processes is not None and (max_processes < num_workers or (max_processes > num_workers and not watched)):
+        raise LaunchError(
+            f"--max-processes is {max_processes}, and {num_workers} are started: wanted as many, so that others take "
+            "the places of lost ones, or more, with a list that says when: --hostfile or --host-discovery-script"
+        )
+    if max_processes is not None and not all(_hosts.is_local(host.name) for host in named):
+        raise LaunchError(
+            "--max-processes: processes join on this machine alone, since mpirun, which starts them, ends all when it "
+            "loses a host. Leave it out, or --hosts"
+        )
     named = kind.arrange(named)
     servers = num_servers if num_servers is not None else max(1, len(named))
     make = functools.partial(
-        kind, num_workers, servers, named, rsh, _hosts.own_address(named), min_processes=min_processes
-    )
+        kind, num_workers, servers, named, rsh, _hosts.own_address(named), min_processes=min_processes,
+        max_processes=max_processes,
+    )  # fmt: skip
     remark = make().check()
     can_lose = kind.goes_on and num_workers > 1 and min_processes is None
     again = ["to start again: --max-restarts N"] * (max_restarts == 0)
     advice = "; ".join([*["to go on without a lost process: --min-processes M"] * can_lose, *again])
     written = Logs(make_folder(logs), live, announces)
+    wants = None
+    if max_processes is not None and watched:
+        wants = HostList(hostfile, host_discovery_script, written.say)
     try:
         if remark is not None:
             written.say(remark)
@@ -137,7 +171,7 @@ def launch(
             for attempt in range(max_restarts + 1):
                 used = make()
                 orders = _orders(used, command, devices, timeout, written.folder if announces else None, attempt)
-                group = Group(used, orders, written, timeout, interrupts, min_processes, advice)
+                group = Group(used, orders, written, timeout, interrupts, min_processes, advice, wants)
                 failure = group.run()
                 if failure is not None and failure.member and group.decisions.raised:
                     written.say(group.decisions.raised[0])  # last: what others say of it has come before
@@ -145,9 +179,13 @@ def launch(
                     break
                 written.say(f"restart {attempt + 1} of {max_restarts}", [f"rank {rank}" for rank in range(num_workers)])
             if failure is None and (lost := group.decisions.lost()):
-                written.say(f"done; lost on the way, of {num_workers} processes: {', '.join(lost)}")
+                joined = group.decisions.joins.joined if group.decisions.joins is not None else []
+                others = f"; joined: {', '.join(joined)}" if joined else ""
+                written.say(f"done; lost on the way, of {num_workers} processes: {', '.join(lost)}{others}")
         return Result(failure.exit_code if failure else 0, failure, attempt, written.folder)
     finally:
+        if wants is not None:
+            wants.close()
         written.close()
 
 
@@ -177,12 +215,14 @@ def _orders(
         "GLUON_PARALLEL_TIMEOUT": f"{timeout:g}",
         "GLUON_PARALLEL_RESTART": str(attempt),
     }
-    for name in ("GLUON_PARALLEL_MIN_PROCESSES", "GLUON_PARALLEL_LAUNCH_FOLDER"):
-        common.pop(name, None)  # of a launch that has started this one
+    for name in ("MIN_PROCESSES", "MAX_PROCESSES", "JOINS", "LAUNCH_FOLDER"):
+        common.pop(f"GLUON_PARALLEL_{name}", None)  # of a launch that has started this one
     if folder is not None:  # else it is removed at the end, and nothing is to be written there
         common["GLUON_PARALLEL_LAUNCH_FOLDER"] = str(folder)
     if engine.min_processes is not None:
         common["GLUON_PARALLEL_MIN_PROCESSES"] = str(engine.min_processes)
+    if engine.max_processes is not None:
+        common["GLUON_PARALLEL_MAX_PROCESSES"] = str(engine.max_processes)
 
     def order(member: str, cores: int, address: str) -> dict[str, Any]:
         role, _, number = member.partition(" ")
@@ -190,7 +230,11 @@ def _orders(
         argv = ["-c", "import gluon_parallel"]  # the whole life of a server: it ends when all workers are done
         if role == "rank":
             argv = ["-m", "gluon_parallel", "run", *script]
-            host, local_rank = places[int(number)]
+            if int(number) in engine.new_places:  # on this machine, as those that begin
+                host, local_rank = places[0][0], engine.new_places[int(number)]
+                env["GLUON_PARALLEL_JOINS"] = "1"
+            else:
+                host, local_rank = places[int(number)]
             num_local = sum(name == host for name, _ in places)
             env.update(GLUON_PARALLEL_RANK=number, GLUON_PARALLEL_LOCAL_RANK=str(local_rank))
             env.update(_devices(devices, local_rank, num_local, cores))
@@ -249,6 +293,16 @@ def configure(parser: Any) -> None:
         type=bounds.flag,
         metavar="N",
         help="go on without lost processes while N are left (all must live)",
+    )
+    parser.add_argument(
+        "--max-processes",
+        type=bounds.flag,
+        metavar="N",
+        help="with --min-processes: have new processes join in the place of lost ones, and, up to N, as the list says "
+        "that is watched: --hostfile or --host-discovery-script (none joins)",
+    )
+    parser.add_argument(
+        "--host-discovery-script", metavar="PROGRAM", help="prints lines as a hostfile has them; with --max-processes"
     )
     parser.add_argument(
         "--timeout", type=float, default=TIMEOUT, metavar="SECONDS",

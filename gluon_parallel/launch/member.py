@@ -23,6 +23,7 @@ class Member:
         self.signalled: Optional[tuple[float, int]] = None
         self.records = False  # whether it writes what it exchanged last when SIGUSR1 comes
         self.is_lost = False  # and the others go on
+        self.is_new = False  # it has not joined the others yet
         self.left_out = False  # the others say that they go on without it
         self.lost_another = False  # it says that it ends because another one has
         self.was_done = False  # it says so of its own work

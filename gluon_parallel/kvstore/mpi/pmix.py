@@ -1,10 +1,10 @@
-"""PMIx, the interface of Open MPI to mpirun: outlive mpirun's daemons, and tell MPI which processes are lost."""
+"""PMIx, the interface of Open MPI to mpirun: outlive its daemons, tell MPI who is lost, and start processes."""
 
 from __future__ import annotations
 
 import ctypes
 import os
-import threading
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import heartbeat
@@ -12,7 +12,7 @@ from .. import heartbeat
 _LIBRARY = "libpmix.so.2"  # which Open MPI has loaded
 # Numbers of the PMIx standard
 _ACTION_COMPLETE, _LOST_CONNECTION, _LOST_SERVER, _ENDED = -334, -61, -101, -200
-_PROC_LOCAL, _PROC = 7, 22  # a range: this process alone; a type of value
+_PROC_LOCAL, _BOOL, _PROC = 7, 1, 22  # a range: this process alone; types of values
 
 _DONE = ctypes.CFUNCTYPE(
     None, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
@@ -41,7 +41,7 @@ def follow_launcher() -> None:
         )
     except (OSError, AttributeError):
         return
-    threading.Thread(target=_listen, args=(library,), name="gluon_parallel.launcher", daemon=True).start()
+    heartbeat.listen(heartbeat.LOST, lambda number: _tell_mpi(library, int(number)))
 
 
 @_HANDLER
@@ -52,20 +52,66 @@ def _go_on(*arguments: Any) -> None:
         _DONE(done)(_ACTION_COMPLETE, None, 0, None, None, data)
 
 
-def _listen(library: ctypes.CDLL) -> None:
-    """Tell MPI of each process that the launcher has lost; until the launcher's agent ends."""
-    for line in heartbeat.lines():
-        if line.startswith(heartbeat.LOST):
-            _tell_mpi(library, int(line[len(heartbeat.LOST) :]))
+# number -> (job, rank in it) of processes that have met those of another job
+places: dict[int, tuple[str, int]] = {}
 
 
-def _tell_mpi(library: ctypes.CDLL, rank: int) -> None:
-    """Have MPI learn that the process `rank` of all has ended, by an event that only this process receives."""
-    job = os.environ["PMIX_NAMESPACE"].encode()
-    me, lost = _Process(job, int(os.environ["PMIX_RANK"])), _Process(job, rank)
-    library.PMIx_Info_create.restype = ctypes.c_void_p
-    info = ctypes.c_void_p(library.PMIx_Info_create(ctypes.c_size_t(1)))
-    library.PMIx_Info_load(info, b"pmix.evproc", ctypes.byref(lost), ctypes.c_uint16(_PROC))
+def own_place() -> tuple[str, int]:
+    """The job of this process, and its rank in it; as mpirun calls them."""
+    return os.environ["PMIX_NAMESPACE"], int(os.environ["PMIX_RANK"])
+
+
+def _tell_mpi(library: ctypes.CDLL, number: int) -> None:
+    """Have MPI learn that the process of that number has ended, by an event that only this process receives."""
+    own_job, own_rank = own_place()
+    job, rank = places.get(number, (own_job, number))
+    me, lost = _Process(own_job.encode(), own_rank), _Process(job.encode(), rank)
+    info = _info(library, b"pmix.evproc", ctypes.byref(lost), _PROC)
     arguments = ctypes.byref(me), ctypes.c_uint8(_PROC_LOCAL), info, ctypes.c_size_t(1), None, None
     library.PMIx_Notify_event(_ENDED, *arguments)
     library.PMIx_Info_free(info, ctypes.c_size_t(1))
+
+
+def _info(library: ctypes.CDLL, name: bytes, value: Any, kind: int) -> ctypes.c_void_p:
+    """An array of one info of PMIx."""
+    library.PMIx_Info_create.restype = ctypes.c_void_p
+    info = ctypes.c_void_p(library.PMIx_Info_create(ctypes.c_size_t(1)))
+    library.PMIx_Info_load(info, name, value, ctypes.c_uint16(kind))
+    return info
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (
+        ("command", ctypes.c_char_p), ("arguments", ctypes.POINTER(ctypes.c_char_p)),
+        ("environment", ctypes.POINTER(ctypes.c_char_p)), ("folder", ctypes.c_char_p), ("number", ctypes.c_int),
+        ("info", ctypes.c_void_p), ("num_info", ctypes.c_size_t),
+    )  # fmt: skip
+
+
+def spawn(argv: Sequence[str], environment: Mapping[str, str], folder: str) -> None:
+    """Start a process in a job of its own, beside those that run; returns before it has come. It calls nothing of MPI.
+
+    Args:
+        environment: variables on top of those of mpirun, which it has.
+        folder: its working directory.
+
+    Raises:
+        OSError: there is no library of PMIx, or mpirun could not start it; has PMIx's number of the error.
+    """
+    library = ctypes.CDLL(_LIBRARY)
+    variables = {"OMPI_MCA_mpi_ft_enable": "1", **environment}  # else it is ended when another process dies
+    program = _Program(
+        argv[0].encode(), _strings(argv), _strings([f"{name}={value}" for name, value in variables.items()]),
+        folder.encode(), 1, None, 0,
+    )  # fmt: skip
+    # Else mpirun ends its whole job, and those that it has met, when it dies.
+    info = _info(library, b"pmix.recover", ctypes.byref(ctypes.c_bool(True)), _BOOL)
+    one = ctypes.c_size_t(1)
+    status = library.PMIx_Spawn(info, one, ctypes.byref(program), one, ctypes.create_string_buffer(256))
+    library.PMIx_Info_free(info, one)
+    if status:
+        raise OSError(f"mpirun starts no further process: error {status} of PMIx")
+
+
+def _strings(words: Sequence[str]) -> Any:
+    return (ctypes.c_char_p * (len(words) + 1))(*(word.encode() for word in words), None)

@@ -22,7 +22,7 @@ from ...mxnet.engine import settle
 from ...mxnet.engine.failures import is_reported
 from ...native import ends_within
 from .. import flight_recorder, heartbeat
-from ..environment import ALONE, LIMIT, MIN_PROCESSES, PATIENCE, default_timeout, refuse_if_alone
+from ..environment import ALONE, LIMIT, MIN_PROCESSES, PATIENCE, default_timeout, joins, refuse_if_alone
 from ..handshake import SAME_VERSIONS, differ, spelled, version, words_of
 from ..work import leave_without_waiting
 from .pmix import follow_launcher
@@ -67,10 +67,11 @@ def progress_engine() -> ProgressEngine:
                 raise
             if MIN_PROCESSES in os.environ:
                 follow_launcher()
-            progress = ProgressEngine(comm, limit)
+            number = joins()
+            progress = ProgressEngine(comm, limit, ranks=None if number is None else [number])
             engines.append(progress)
             at_exit(_leave)
-            flight_recorder.start(progress.rank, progress.size, progress)
+            flight_recorder.start(progress.ranks[progress.rank], progress.ranks[-1] + 1, progress)
             progress.shared = map_memory(progress)
         return engines[0]
 
@@ -277,7 +278,8 @@ def _leave() -> None:
             end_at_once(0)  # a process was lost that, like this one, was done
     if progress.failure is None and not reason and not missing:
         heartbeat.send(heartbeat.ENDS)
-        if not MPI.Is_finalized() and progress.size == MPI.COMM_WORLD.size:  # after a loss it may wait for ever
+        # After a loss it may wait for ever, and those that have joined are of another world.
+        if not MPI.Is_finalized() and isinstance(progress.ranks, range):
             with ends_within(progress.timeout, f"gluon_parallel: {_UNFINISHED.format(progress)}"):
                 MPI.Finalize()
         return

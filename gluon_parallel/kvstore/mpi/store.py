@@ -245,9 +245,8 @@ class MPI(Store):
             self._operations[what] = Reduction(self._progress, *what)
         return self._operations[what].reduce(message)
 
-    def sum_parts(self, keys: Keys, arrays: Arrays, bounds: Bounds, whole: bool = False) -> None:
-        stages = [(False, False), (True, False)] if whole else [(False, True)]
-        others = exchange_in_shared_memory(self, keys, arrays, bounds, stages)
+    def sum_parts(self, keys: Keys, arrays: Arrays, bounds: Bounds) -> None:
+        others = exchange_in_shared_memory(self, keys, arrays, bounds, [(False, True)])
         if others:  # MPI's Reduce_scatter would add up in another order than its Allreduce
             rest = [arrays[number] for number in others]
             self._sum_all([keys[number] for number in others], rest, rest, 0)
@@ -282,7 +281,7 @@ class MPI(Store):
         return None if progress is None else MPI(progress, number)
 
     def take_part_in(self, progress: ProgressEngine) -> None:
-        """Exchange through another progress engine from now on, after a loss; keys are agreed upon anew."""
+        """Exchange through another progress engine from now on, with fewer or more; keys are agreed upon anew."""
         own, of_trainers = self.settings, self._of_trainers
         self.__init__(progress, self._number)  # type: ignore[misc]
         self.settings = Compression(own.compressor)

@@ -104,12 +104,13 @@ class Loop:
         self._saved_metrics: Mapping[str, Sequence[float]] = {}  # of the epoch that a checkpoint is in the middle of
         self._on_step: list[Callable[[Any], Any]] = []
         self._on_epoch: list[Callable[[Any], Any]] = []
-        if self.run:
-            with collective("gp.prepare()"):
-                progress.resume(self)
-        self._begin_run()
-        if self.run and kvstore.survives(self.store):  # another process may have to write there
-            self.run.share(kvstore.together(self.store, self._folder_of_run))
+        if not self._joins():
+            if self.run:
+                with collective("gp.prepare()"):
+                    progress.resume(self)
+            self._begin_run()
+            if self.run and kvstore.survives(self.store):  # another process may have to write there
+                self.run.share(kvstore.together(self.store, self._folder_of_run))
         self._reseed()
 
     def _share_net(self) -> None:
@@ -283,6 +284,8 @@ class Loop:
             **measured,
             "samples_per_second": found.rate,
         }
+        if kvstore.may_join():  # then it is not the same in each epoch
+            row["processes"] = self.store.num_workers
         is_best = score is not None and not math.isnan(score) and (self.best is None or score > self.best)
         self.best, self.best_epoch = (score, self.epoch) if is_best else (self.best, self.best_epoch)
         self.epochs_since_best = 0 if is_best else self.epochs_since_best + (score is not None)
@@ -401,6 +404,26 @@ class Loop:
 
     def _make_survival(self) -> None:
         """Go on without lost processes from here on; where the steps are the caller's, ``gp.survive`` does it."""
+        if kvstore.may_join():
+            raise ValueError(
+                "gp.Loop: no process can join this training, whose steps are the caller's (a pipeline, an "
+                "asynchronous one). Train with gp.prepare, or leave out --max-processes of the launcher"
+            )
+
+    def _joins(self) -> bool:
+        """Whether this process has joined a training under way, and begins where that is."""
+        return False
+
+    def content(self) -> dict[str, Any]:
+        """What a process that joins begins with beside net, trainer and the positions of loaders."""
+        return progress.content(self)
+
+    def take(self, content: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`content` has returned in another process."""
+        progress.take(self, content)
+        if self.run:
+            self.run.share(content["folder"])
+        self._begin_run()
 
     def _folder_of_run(self) -> str:
         self._begin_run()

@@ -238,6 +238,34 @@ def write(loop: Any, path: Path) -> None:
     files.write(path, loop.net, loop.trainer, own, there, loop.is_main)
 
 
+def content(loop: Any) -> dict[str, Any]:
+    """What a process that joins gets of a :class:`.Loop`, beside its net, trainer and the positions of its loaders."""
+    return {
+        "counts": {name: getattr(loop, name) for name in _COUNTS.values()},
+        "objects": {name: value.state() for name, value in loop._objects.items()},
+        "arrays": {name: copies[0].asnumpy() for name, copies in loop._arrays.items()},
+        "folder": str(loop.run.folder) if loop.run else "",
+    }
+
+
+def take(loop: Any, content: Mapping[str, Any]) -> None:
+    """Go on from the :func:`content` of another process."""
+    own, others = {*loop._objects, *loop._arrays}, {*content["objects"], *content["arrays"]}
+    if own != others:
+        raise CheckpointError(f"saved= has {sorted(own)} here, and {sorted(others)} in the processes that it joins")
+    for name, found in content["objects"].items():
+        loop._objects[name].restore(found, "the process that sent it")
+    for name, array in content["arrays"].items():
+        _fill(loop._arrays[name], array)
+    for name, value in content["counts"].items():
+        setattr(loop, name, value)
+
+
+def _fill(copies: Sequence[Any], array: Any) -> None:
+    for copy in copies:
+        as_legacy(copy)[:] = mx.nd.array(array, dtype=array.dtype)
+
+
 def resume(loop: Any) -> None:
     """Continue from the newest checkpoint of the loop's run, if there is one; CheckpointError: of another training."""
     # The first one need not exist: every process reads some path, so that all hear what process 0 has found.
@@ -269,8 +297,7 @@ def resume(loop: Any) -> None:
             )
     files.put(found, loop.net, loop.trainer, loop._objects, str(path))
     for name, copies in loop._arrays.items():
-        for copy in copies:
-            as_legacy(copy)[:] = mx.nd.array(own[name], dtype=own[name].dtype)
+        _fill(copies, own[name])
     for key, name in _COUNTS.items():
         setattr(loop, name, there[key])
     for loader, (epoch, start, _) in zip(loop.loaders, there["loaders"]):

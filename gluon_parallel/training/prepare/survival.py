@@ -1,11 +1,14 @@
-"""Survival of lost processes: the others repeat what was under way, or copy its result from one that has it."""
+"""Survival of lost processes: the others repeat what was under way, or copy its result from one that has it.
+
+A new process is one that is behind, of which the others know when it comes.
+"""
 
 from __future__ import annotations
 
 import functools
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Callable, Optional
 
 import numpy as np
@@ -20,14 +23,22 @@ from ...kvstore.protocols import Regrouping, offers
 from ...mxnet.compat import mx
 from ...mxnet.engine.failures import drop_tracebacks
 from ...mxnet.parameters import forget_call_with_first_values, has_values, is_differentiable
-from ...mxnet.trainers import has_made_store, parameters_of, set_progress_of_store, waiting_for_store, want_store
+from ...mxnet.trainers import (
+    has_made_store,
+    make_store,
+    parameters_of,
+    set_progress_of_store,
+    waiting_for_store,
+    want_store,
+)
 from ...nn.sync_batch_norm.join import end_abandoned_steps
 from ...nn.sync_batch_norm.participants import forget_failures, groups_of
 from ...nn.sync_batch_norm.sync_group import all_groups
 from ...step import trainer_loops
 from ...step.first_step import broadcast_others
+from ...survive import meeting, newcomers
 from ..checkpoint import restore, state
-from ..checkpoint.state import opened_store
+from ..checkpoint.state import is_divided, opened_store
 from .loaders import LoaderShard, shard_loader
 from .repetition import Step, arrays_of, note, read, snapshot
 
@@ -85,7 +96,9 @@ def survive(
     if not has_made_store(trainer):
         broadcast_others(net, trainer, store)
     shards = [shard_loader(loader, store.rank, store.num_workers, seed, batch_axis) for loader in loaders]
-    return (Survival(step, net, trainer, shards, store), *shards)
+    survival = Survival(step, net, trainer, shards, store)
+    survival.join()
+    return (survival, *shards)
 
 
 class Survival:
@@ -106,20 +119,24 @@ class Survival:
         store: through which the processes meet.
         reseed: starts the random numbers of the step of that number before it is repeated.
         unfinished: what the step under way would have returned; by default what another process's step returned.
+        loop: what begins in the middle in a new process, if it is not a loop over :meth:`epochs`: ``loop.content()``
+            returns what it has, which pickle takes, and ``loop.take(content)`` goes on from there.
 
     Attributes:
         num_steps, num_updates: how many have been made.
+        epoch: that of :meth:`epochs` which is under way, or comes next.
     """
 
     def __init__(
         self, step: Callable[..., Any], net: mx.gluon.Block, trainer: mx.gluon.Trainer, loaders: Sequence[LoaderShard],
         store: Any, reseed: Callable[[int], None] = lambda number: None,
-        unfinished: Optional[Callable[[], Any]] = None,
+        unfinished: Optional[Callable[[], Any]] = None, loop: Any = None,
     ) -> None:  # fmt: skip
         self.trainer, self._function, self._net = trainer, step, net
         self._loaders, self._store = loaders, store
-        self._reseed, self._unfinished = reseed, unfinished
-        self.num_steps = self.num_updates = 0
+        self._reseed, self._unfinished, self._loop = reseed, unfinished, loop
+        self.num_steps = self.num_updates = self.epoch = 0
+        self._begins_anywhere = loop is not None  # whether a new process can begin in the middle of the loop
         self._steps: list[Step] = []  # since the last update, the one under way included
         self._put_back: Callable[[], None] = lambda: None  # undoes them
         self._num_done = 0
@@ -128,13 +145,38 @@ class Survival:
         self._survives = kvstore.survives(store)
         if offers(store, Regrouping):
             SURVIVALS.set(store, self)
-        if self._survives:
+        self._newcomers: Optional[newcomers.Newcomers] = None
+        if self._survives and kvstore.may_join() and loaders:
+            if is_divided(trainer):
+                raise ValueError(
+                    "shard_optimizer=True, a communication hook or 2-bit compression: of what each process keeps for "
+                    "itself, one that joins has nothing. Leave it out, or --max-processes of the launcher"
+                )
+            self._newcomers = newcomers.Newcomers(net, trainer, store)
+            self._position: Any = None  # where a new process begins
+            loaders[0].between = functools.partial(self._between_steps, loaders[0].between)
+        if self._survives and kvstore.joins() is None:
             heartbeat.send(heartbeat.GOES_ON)
+
+    def epochs(self, num: int) -> Iterator[int]:
+        """Number the epochs of a loop of your own up to `num` - 1; a process that joins begins with that under way.
+
+        Each has one pass over the first loader.
+        """
+        self._begins_anywhere = True
+        while self.epoch < num:
+            yield self.epoch
+            self.epoch += 1
 
     def __call__(self, *arguments: Any) -> Any:
         """The step's result; arrays among its `arguments` are those of the last batch that a loader has yielded."""
         if self._is_inside:
             raise GradientUnavailable("a step of gp.survive is called inside of another one, or of together(...)")
+        if self._newcomers is not None and not self._begins_anywhere:
+            raise GradientUnavailable(
+                "step: by --max-processes others may join this training, and its loop cannot begin in the middle; of "
+                "step, train = gp.survive(...) write `for epoch in step.epochs(num):`, or leave out --max-processes"
+            )
         step = note(self.num_steps, arguments, self._loaders)
         if self._survives and not self._steps:
             self._put_back = snapshot(self._changing, self.trainer)
@@ -254,20 +296,73 @@ class Survival:
             self.num_updates += 1
             self._steps.clear()
 
+    def _between_steps(self, before: Callable[[], None]) -> None:
+        """Between two batches of the first loader: meet a new process, if all have heard of one."""
+        before()
+        if self._newcomers is None or self._steps or not self.num_updates or self._is_inside:
+            return
+        if self._newcomers.leaves:
+            newcomers.leave_after_step()
+        try:
+            new = self._newcomers.after_step()
+        except Exception:
+            if not kvstore.has_failed(self._store):
+                raise
+            return  # the next step deals with it
+        if new is None:
+            return
+        content = None if self._loop is None else self._loop.content()
+        passes = [loader.position for loader in self._loaders]
+        self._position = passes, self.num_steps, self.num_updates, self.epoch, content
+        began = time.monotonic()
+        try:
+            self._regroup(False, functools.partial(self._newcomers.connect, new))
+        except meeting.DidNotJoin as error:
+            self._newcomers.refuse(new, error)
+            return
+        if new.number in self._store.ranks:
+            self._say_joined(new, time.monotonic() - began)
+
+    def join(self) -> bool:
+        """In a new process: wait for those that train, and go on where they are; returns whether it is one."""
+        if self._newcomers is None or kvstore.joins() is None:
+            return False
+        try:
+            self._num_done = -1
+            if not has_made_store(self.trainer):  # alone: it gets the weights with the state of the others
+                make_store(self.trainer)
+            self._regroup(False, self._newcomers.accept)
+        except Exception as error:
+            newcomers.leave(error)
+        heartbeat.send(heartbeat.GOES_ON)
+        heartbeat.send(heartbeat.JOINED)
+        return True
+
     @kvstore.outermost()
-    def _regroup(self, is_step: bool) -> Any:
-        """Go on with those that are left; returns the result of what was under way, if another process has it."""
+    def _regroup(self, is_step: bool, meet: Optional[Callable[[], None]] = None) -> Any:
+        """Go on with those that are left; returns the result of what was under way, if another process has it.
+
+        With `meet`, which meets a new process, go on with that one, too.
+        """
         began, lost, store = time.monotonic(), [], self._store
+        before = set(store.ranks)
         while True:
-            kvstore.end_exchanges(store)
+            if kvstore.has_failed(store):
+                kvstore.end_exchanges(store)
             end_abandoned_steps()
             forget_failures()
             drop_tracebacks()
             if self._steps:
                 self._put_back()
             trainer_loops.forget(self.trainer)
-            lost += kvstore.regroup(store)
+            if meet is None:
+                lost += kvstore.regroup(store)
+            else:
+                meet()
             try:
+                if meet is not None:
+                    meet = None
+                    meeting.share_memory(store)
                 self._reconnect()
                 for loader in self._loaders:
                     loader.divide(store.rank, store.num_workers)
@@ -275,12 +370,19 @@ class Survival:
                 rows = gather(store, "gp.survive()", row)
                 numbers, result = rows[:, 0], _NOTHING
                 if numbers.min() < numbers.max():
-                    result = self._take(int(numbers.argmax()), is_behind=numbers.max() > self._num_done)
+                    has_new = numbers.min() < 0
+                    result = self._take(int(numbers.argmax()), numbers.max() > self._num_done, has_new)
+                    if has_new:  # from here on it is one of them
+                        gather(store, "gp.survive()", np.zeros(1))
                 break
             except Exception:
                 if not kvstore.has_failed(store):  # else the next one has been lost
                     raise
-        _, step, in_step = rows[numbers.argmin()]
+        lost = [number for number in lost if number in before]
+        if not lost:
+            return result
+        rows = rows[numbers >= 0]  # a new one does not know where it is
+        _, step, in_step = rows[rows[:, 0].argmin()]
         where = f"in step {step + 1:.0f}" if in_step else f"after step {step:.0f}"
         self._say(where, lost, time.monotonic() - began)
         return result
@@ -303,15 +405,32 @@ class Survival:
             heartbeat.send(f"{heartbeat.SAYS}{text}")
             heartbeat.send(heartbeat.LEFT_OUT + " ".join(map(str, lost)))
 
-    def _take(self, source: int, is_behind: bool) -> Any:
-        """The last result of process `source`, if this one is behind it; of an update, the state goes into the net."""
+    def _say_joined(self, new: newcomers.Newcomer, seconds: float) -> None:
+        num = self._store.num_workers
+        if self._store.rank == 0:
+            text = f"joined after step {self.num_steps}: process {new.number} on {new.host}; {num} go on after"
+            heartbeat.send(f"{heartbeat.SAYS}{text} {seconds:.2f} s")
+
+    def _take(self, source: int, is_behind: bool, has_new: bool) -> Any:
+        """The last result of process `source`, if this one is behind it; of an update, the state goes into the net.
+
+        One that is new (`has_new`) gets the state in any case, and where the loop is.
+        """
         net, trainer, mine = self._net, self.trainer, None
         if self._store.rank == source:
             is_update, result = self._done
             result = None if is_update and self._unfinished is not None else result
-            mine = is_update, state(net, trainer) if is_update else None, result
-        is_update, archive, result = gather_objects(mine, self._store, "gp.survive()")[source]
+            position = self._position if has_new else None
+            mine = is_update, state(net, trainer) if is_update or has_new else None, result, self._num_done, position
+        found = gather_objects(mine, self._store, "gp.survive()")[source]
         if not is_behind:
+            return _NOTHING
+        is_update, archive, result, num_done, position = found
+        if self._num_done < 0:
+            set_progress_of_store(trainer, True, [])
+            restore(archive, net, trainer)
+            self._begin_at(position)
+            self._num_done = num_done
             return _NOTHING
         if is_update:
             set_progress_of_store(trainer, True, [])  # the others have all weights
@@ -319,6 +438,14 @@ class Survival:
             result = result if self._unfinished is None else self._unfinished()
         self._note_done(is_update, result)
         return result
+
+    def _begin_at(self, position: tuple) -> None:
+        """Go on from where the others were when they met this new process."""
+        passes, self.num_steps, self.num_updates, self.epoch, content = self._position = position
+        for loader, place in zip(self._loaders, passes):
+            loader.set_epoch(*place)
+        if self._loop is not None:
+            self._loop.take(content)
 
     @property
     def _changing(self) -> list[Any]:

@@ -187,8 +187,11 @@ class Training(Loop):
                 )
             self._survival = Survival(
                 parallel.step, parallel.net, parallel.trainer, self.loaders, self.store, self._reseed,
-                unfinished=lambda: parallel.mean,
+                unfinished=lambda: parallel.mean, loop=self,
             )  # fmt: skip
+
+    def _joins(self) -> bool:
+        return self._survival is not None and self._survival.join()
 
     def __repr__(self) -> str:
         return f"{super().__repr__()} x {self.devices}"

@@ -58,6 +58,7 @@ class SharedMemory:
         if num > 1 and progress.whole is None:
             numbers = [progress.ranks[member] for member in members]
             rows = dict(zip(numbers, self.words[records // 8 : self._used // 8].reshape(num, NUM_WORDS)))
+            RECORDER.size = max(RECORDER.size, numbers[-1] + 1)
             RECORDER.move_to([rows.get(rank) for rank in range(RECORDER.size)])
         self._spare: list[tuple[int, int]] = []  # (offset, bytes) of memory that is not used any more, in its order
         # (number of a store, a key, or None for all) that this process uses no more

@@ -1,0 +1,96 @@
+"""List of hosts that is watched: a file, or what a script prints; how many processes it wants."""
+
+import subprocess
+from pathlib import Path
+from typing import Callable, Optional
+
+from ..errors import LaunchError
+from ..launch_engines import hosts
+
+_PAUSE = 2.0  # seconds between two looks at the list
+_LIMIT = 10.0  # seconds in which a script prints it
+
+
+class HostList:
+    """The number of processes that a list of hosts wants; asked again and again, and never waited for.
+
+    Args:
+        file: a hostfile; None where there is a script.
+        script: a program that prints lines as a hostfile has them.
+        say: called with a line for people; the same complaint is made once in a row.
+    """
+
+    def __init__(self, file: Optional[str], script: Optional[str], say: Callable[[str], None]) -> None:
+        self._file, self._script, self._say = file, script, say
+        self._running: Optional[subprocess.Popen] = None
+        self._next = self._since = 0.0
+        self._before: Optional[str] = None  # the text of the last look
+        self._complaint = ""
+        self.num_wanted: Optional[int] = None  # None before the first good look
+
+    def look(self, now: float) -> None:
+        """Read the list, if it is time to."""
+        if self._running is not None:
+            self._look_at_script(self._running, now)
+        elif now >= self._next:
+            self._next = now + _PAUSE
+            if self._script is None:
+                self._read_file()
+            else:
+                self._start_script(self._script, now)
+
+    def close(self) -> None:
+        """End the script, if it runs."""
+        if self._running is not None:
+            self._running.kill()
+            self._running.communicate()
+            self._running = None
+
+    def _read_file(self) -> None:
+        try:
+            self._take(Path(str(self._file)).read_text(encoding="utf-8"), f"hostfile {self._file}")
+        except (OSError, UnicodeDecodeError) as error:
+            self._complain(f"hostfile {self._file}: cannot be read: {error}")
+
+    def _start_script(self, script: str, now: float) -> None:
+        try:
+            self._running = subprocess.Popen(
+                [script], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                errors="replace",
+            )  # fmt: skip
+            self._since = now
+        except OSError as error:
+            self._complain(f"--host-discovery-script {script}: it does not start: {error}")
+
+    def _look_at_script(self, running: subprocess.Popen, now: float) -> None:
+        if running.poll() is None and now - self._since < _LIMIT:
+            return
+        late = running.returncode is None
+        running.kill()
+        said, self._running = running.communicate()[0], None
+        where = f"--host-discovery-script {self._script}"
+        if late or running.returncode:
+            how = f"printed nothing within {_LIMIT:g} s" if late else f"ended with status {running.returncode}"
+            self._complain(f"{where}: it {how}. It said: {said[-500:].strip() or 'nothing'}")
+        else:
+            self._take(said, where)
+
+    def _take(self, text: str, where: str) -> None:
+        if text == self._before:
+            return
+        self._before = text
+        try:
+            found = hosts.read_text(text, where)
+        except LaunchError as error:
+            self._complain(str(error))
+            return
+        others = [host.name for host in found if not hosts.is_local(host.name)]
+        if others:
+            self._complain(f"{where}: processes join on this machine alone, so {', '.join(others)} gets none")
+        self.num_wanted = sum(host.slots for host in found if host.name not in others)
+        self._complaint = "" if not others else self._complaint
+
+    def _complain(self, text: str) -> None:
+        if text != self._complaint:
+            self._complaint = text
+            self._say(f"{text}. The processes stay as they are")

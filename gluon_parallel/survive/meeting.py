@@ -1,0 +1,126 @@
+"""Meeting of a new process and those that run: one communicator and one progress engine of all.
+
+The new process opens a port and accepts, those that run connect: the other way round they would wait for ever for a new
+process that dies before it connects.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Callable
+
+import numpy as np
+
+from ..errors import WorkerLost
+from ..kvstore.flight_recorder import RECORDER
+from ..kvstore.mpi import pmix, startup
+from ..kvstore.mpi.progress_engine import ProgressEngine
+from ..kvstore.mpi.shared_memory.memory import map_memory
+from ..kvstore.mpi.store import MPI
+from ..kvstore.mpi.transport import MPI_LOCK, made_within_limit
+from ..kvstore.state import forget
+
+_JOB = 256  # bytes of the name of a job
+
+
+class DidNotJoin(Exception):
+    """The processes that run have not met the new one, and go on as they were."""
+
+
+def open_port(store: MPI) -> str:
+    """In a new process: the name of a port at which it can be met."""
+    with MPI_LOCK:
+        return store._progress.mpi.Open_port()
+
+
+def accept(store: MPI, port: str) -> None:
+    """In a new process: wait until those that run connect, however long that takes, and meet them through `store`."""
+    progress = store._progress
+    with MPI_LOCK:
+        between = progress.comm.Accept(port)
+        comm = _merged(progress, between, is_new=True)
+        ranks = _exchange_places(progress, comm, progress.ranks[0])
+    _go_on_with(store, comm, ranks)
+
+
+def connect(store: MPI, port: str) -> None:
+    """In those that run, all at once, with nothing in flight: meet the new process that waits at `port`.
+
+    Raises:
+        DidNotJoin: one of them could not meet it, so none has.
+        WorkerLost: MPI did not come back within the limit.
+    """
+    progress = store._progress
+
+    def meet() -> tuple[Any, Any]:
+        comm, ranks, problem = None, None, None
+        try:
+            between = progress.comm.Connect(port if progress.rank == 0 else "")
+            comm = _merged(progress, between, is_new=False)
+            ranks = _exchange_places(progress, comm, progress.ranks[progress.rank])
+        except (progress.mpi.Exception, TimeoutError) as error:
+            problem = error
+        try:
+            have_all = progress.comm.Agree(int(problem is None)) == 1
+        except progress.mpi.Exception as error:  # one of those that run is lost; all of them hear so
+            problem, have_all = problem or error, False
+        if have_all:
+            return comm, ranks
+        if comm is not None:
+            comm.Revoke()  # the new process must not wait
+        return None, problem or "another process could not meet it"
+
+    comm, ranks = made_within_limit(progress, meet)
+    if comm is None:
+        raise DidNotJoin(f"MPI could not connect to it: {ranks}")
+    _go_on_with(store, comm, ranks)
+
+
+def _merged(progress: ProgressEngine, between: Any, is_new: bool) -> Any:
+    between.Set_errhandler(progress.mpi.ERRORS_RETURN)
+    comm = between.Merge(is_new)  # those that run come first
+    comm.Set_errhandler(progress.mpi.ERRORS_RETURN)
+    return comm
+
+
+def _exchange_places(progress: ProgressEngine, comm: Any, number: int) -> list[int]:
+    """The numbers of all processes by rank; notes their places for messages to MPI."""
+    job, rank = pmix.own_place()
+    row = np.frombuffer(job.encode().ljust(_JOB, b"\0") + np.array([number, rank], np.int64).tobytes(), np.uint8)
+    rows = np.empty((comm.size, row.size), np.uint8)
+    request = comm.Iallgather([row, progress.mpi.BYTE], [rows, progress.mpi.BYTE])
+    _wait(request.Test, progress.timeout)
+    numbers = rows[:, _JOB:].copy().view(np.int64)
+    jobs = [one.tobytes().rstrip(b"\0").decode() for one in rows[:, :_JOB]]
+    for (each, rank), job in zip(numbers.tolist(), jobs):
+        pmix.places[each] = job, rank
+    return numbers[:, 0].tolist()
+
+
+def _wait(is_done: Callable[[], bool], limit: float) -> None:
+    deadline = time.monotonic() + limit
+    while not is_done():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"nothing came within {limit:g} s")
+        time.sleep(0.0005)
+
+
+def _go_on_with(store: MPI, comm: Any, ranks: list[int]) -> None:
+    """Exchange through the communicator of all from now on; :func:`share_memory` comes next."""
+    before = store._progress
+    if before not in startup.engines:
+        raise WorkerLost("another training of this program has met a new process already")
+    for one in startup.engines:
+        one.retire()
+    after = ProgressEngine(comm, before.timeout, ranks=ranks)
+    startup.engines[:] = [after]
+    RECORDER.progress = after
+    store.take_part_in(after)
+    forget(store)
+
+
+def share_memory(store: MPI) -> None:
+    """All of them, as a loss may end it: give the exchanges the memory that processes of a host share."""
+    progress = store._progress
+    progress.shared = map_memory(progress)
+    store.take_part_in(progress)

@@ -1,0 +1,114 @@
+"""A training whose processes end at chosen steps, while others join in their place."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+import gluon_parallel as gp
+import mxnet as mx
+from gluon_parallel.kvstore.environment import joins
+from gluon_parallel.survive import meeting
+from mxnet import gluon
+
+SAMPLES, BATCH = 24, 6
+NUM_WORKERS = int(os.environ.get("GLUON_PARALLEL_NUM_WORKERS", 1))
+
+
+def make_net(units=5):
+    mx.random.seed(3)
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.Dense(units, activation="tanh", in_units=3), gluon.nn.BatchNorm(in_channels=units))
+    net.add(gluon.nn.Dense(2, in_units=units))
+    net.cast("float64")
+    net.initialize(mx.init.Xavier())
+    return net
+
+
+def make_data():
+    random = np.random.default_rng(1)
+    arrays = random.standard_normal((SAMPLES, 3)), random.integers(0, 2, SAMPLES).astype("float64")
+    return gluon.data.ArrayDataset(*(mx.nd.array(array, dtype="float64") for array in arrays))
+
+
+def weights_of(net):
+    return {name: one.data().asnumpy() for name, one in net._collect_params_with_prefix().items()}
+
+
+class Orders:
+    """What is to happen to which process, in words ``number:moment:what``.
+
+    A moment is a number of steps, ``begin`` (of a process that joins, before gp.prepare), ``meet`` or ``meet+5`` (5 ms
+    after those that train begin to meet a new one); what happens is a signal, ``sleep`` or, at the beginning, ``net``.
+    """
+
+    def __init__(self, words):
+        self.number = int(os.environ.get("GLUON_PARALLEL_RANK", 0))
+        mine = [word.split(":") for word in words if word != "slow"]
+        self._mine = {moment: what for number, moment, what in mine if int(number) == self.number}
+        moments = [moment for moment in self._mine if moment.startswith("meet")]
+        if moments:
+            connect, self._delay = meeting.connect, float(moments[0].partition("+")[2] or 0) / 1e3
+            meeting.connect = lambda *arguments: [self.meet(moments[0]), connect(*arguments)][1]
+
+    def at(self, moment):
+        what = self._mine.pop(str(moment), "")
+        if what.startswith("SIG"):
+            os.kill(os.getpid(), getattr(signal, what))
+        elif what == "sleep":
+            time.sleep(1000)
+        return what
+
+    def meet(self, moment):
+        threading.Timer(self._delay, self.at, [moment]).start() if self._delay else self.at(moment)
+
+
+def main(file, folder, kind, epochs, *words):
+    orders = Orders(words)
+    is_other = joins() is not None and orders.at("begin") == "net"
+    net, data, epochs = make_net(6 if is_other else 5), make_data(), int(epochs)
+    store = gp.kvstore.create("auto")
+    trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01}, kvstore=store)
+    loss = gluon.loss.SoftmaxCrossEntropyLoss()
+    train = gluon.data.DataLoader(data, BATCH, shuffle=True)
+    average = gp.ExponentialMovingAverage(net, decay=0.9)
+    if kind == "prepare":
+        training, train = gp.prepare(
+            net, loss, trainer, train, store=store, sync_batch_norm=True, run=folder, saved={"average": average}
+        )
+        step, loop = training.step, training.epochs(epochs)
+    else:
+        gp.nn.convert_sync_batchnorm(net, kvstore=store)
+        parallel = gp.DataParallel(net, loss, trainer)
+        training, train = gp.survive(parallel.step, net, trainer, train)
+        step, loop = training, range(epochs) if kind == "range" else training.epochs(epochs)
+    print(f"begins at step {training.num_steps}", flush=True)
+    sizes = []
+    for _ in loop:
+        for x, y in train:
+            orders.at(training.num_steps)
+            step(x, y)
+            if kind == "prepare":
+                average.update()
+            sizes.append(store.num_workers)
+            # So that a process has the time to start before the training ends
+            time.sleep(0.1 if "slow" in words else 0.3 * (store.num_workers < NUM_WORKERS))
+        if kind == "prepare":
+            training.end_epoch(score=0.5)
+    gp.check_replicas(net, store)
+    print(f"ends with {store.num_workers} processes", flush=True)
+    if store.rank == 0:
+        weights = weights_of(net)
+        if kind == "prepare":
+            with average.applied():
+                weights.update({f"average {name}": array for name, array in weights_of(net).items()})
+        np.savez(file, **weights)
+        Path(file + ".sizes").write_text(repr(sizes))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

