@@ -27,6 +27,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -37,7 +38,7 @@ from mxnet import gluon
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from lost_processes import BATCH, LARGEST, NETS, SAMPLES, parameters
 
-meeting = sys.modules["gluon_parallel.survive.meeting"]  # in whose middle processes are ended
+meeting: Any = sys.modules["gluon_parallel.survive.meeting"]  # in whose middle processes are ended
 IS_NEW = "GLUON_PARALLEL_JOINS" in os.environ
 EPOCHS = 1000  # more than any run has
 WAIT = 0.3  # seconds between two steps while a process is missing, so that one can start before the training ends
