@@ -15,6 +15,7 @@ from .member import Member, describe
 
 _SOON = 60.0  # seconds; a process that is lost so soon after it has joined may be lost for a reason that stays
 _SO_OFTEN = 3  # losses so soon, after which a place stays empty for a while
+_MEETS = 3.0  # seconds after a loss in which the others have met a new process, or never will
 _WHILE = 60.0  # seconds of the first while; each further one is twice as long
 
 
@@ -70,6 +71,7 @@ class Joins:
         self._asked = 0.0  # when it was asked for
         self._starter: Optional[Member] = None
         self._is_ready = False
+        self._num_rest, self._lost_since = 0, math.inf  # how many shall meet it; since when they are fewer
         self.joined: list[str] = []
         self.leaving: list[Member] = []
 
@@ -128,6 +130,10 @@ class Joins:
             self.fail(f"it {describe(new.return_code)}", now, rest)
         elif new.stopped_since is not None:
             self.fail("it was stopped (SIGSTOP or the like)", now, rest)
+        elif self._is_ready and len(rest) < self._num_rest:
+            self._num_rest, self._lost_since = len(rest), now
+        elif self._is_ready and now - self._lost_since > _MEETS:  # MPI may wait for ever in the middle of the meeting
+            self.fail("another process was lost while it was met", now, rest)
         elif not self._is_ready and now - self._asked > self.limit:
             what = "its script did not come to gp.prepare" if new.has_come else "it did not start"
             self.fail(f"{what} within {self.limit:g} s (--timeout)", now, rest)
@@ -138,7 +144,7 @@ class Joins:
         if new is None:
             return
         if member is new and text.startswith(heartbeat.READY) and not self._is_ready:
-            self._is_ready = True
+            self._is_ready, self._num_rest, self._lost_since = True, len(rest), math.inf
             for other in rest:
                 self._send(other, say=heartbeat.JOINS + text[len(heartbeat.READY) :])
         elif member is new and text == heartbeat.JOINED:

@@ -6,6 +6,7 @@ process that dies before it connects.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any, Callable
 
@@ -20,6 +21,7 @@ from ..kvstore.mpi.store import MPI
 from ..kvstore.mpi.transport import MPI_LOCK, made_within_limit
 from ..kvstore.state import forget
 
+_NUM_HANDLES = 256  # of communicators that are looked at
 _JOB = 256  # bytes of the name of a job
 
 
@@ -54,12 +56,17 @@ def connect(store: MPI, port: str) -> None:
 
     def meet() -> tuple[Any, Any]:
         comm, ranks, problem = None, None, None
+        before, made = _handles(progress.mpi), set[int]()
         try:
             between = progress.comm.Connect(port if progress.rank == 0 else "")
+            made = _handles(progress.mpi) - before
             comm = _merged(progress, between, is_new=False)
             ranks = _exchange_places(progress, comm, progress.ranks[progress.rank])
         except (progress.mpi.Exception, TimeoutError) as error:
             problem = error
+            for handle in made:  # others may wait in the middle of the merge for what this one does not send any more
+                with contextlib.suppress(progress.mpi.Exception):
+                    progress.mpi.Comm.f2py(handle).Revoke()
         try:
             have_all = progress.comm.Agree(int(problem is None)) == 1
         except progress.mpi.Exception as error:  # one of those that run is lost; all of them hear so
@@ -74,6 +81,19 @@ def connect(store: MPI, port: str) -> None:
     if comm is None:
         raise DidNotJoin(f"MPI could not connect to it: {ranks}")
     _go_on_with(store, comm, ranks)
+
+
+def _handles(mpi: Any) -> set[int]:
+    """The numbers of all communicators, those that MPI has made for itself included, as that of one side of `between`.
+
+    MPI gives each a number for Fortran; small ones are given again.
+    """
+    found = set()
+    for handle in range(_NUM_HANDLES):
+        with contextlib.suppress(mpi.Exception):
+            mpi.Comm.f2py(handle).Is_inter()
+            found.add(handle)
+    return found
 
 
 def _merged(progress: ProgressEngine, between: Any, is_new: bool) -> Any:

@@ -27,6 +27,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -37,7 +38,7 @@ from mxnet import gluon
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from lost_processes import BATCH, LARGEST, NETS, SAMPLES, parameters
 
-meeting = sys.modules["gluon_parallel.survive.meeting"]  # in whose middle processes are ended
+meeting: Any = sys.modules["gluon_parallel.survive.meeting"]  # in whose middle processes are ended
 IS_NEW = "GLUON_PARALLEL_JOINS" in os.environ
 EPOCHS = 1000  # more than any run has
 MERGED = "_merged"  # the function of `meeting` in which old and new processes become one group
