@@ -250,3 +250,21 @@ def test_what_cannot_be_right_is_refused(tmp_path):
     net.collect_params().reset_ctx([mx.cpu(0), mx.cpu(1)])
     with pytest.raises(gp.errors.DevicesMismatch, match=r"0.weight is on \[cpu\(0\), cpu\(1\)\], its average on \[cpu"):
         average.applied().__enter__()
+
+
+def test_an_update_of_other_parameters_than_before_counts_too():
+    """MXNet's ``num_update`` is that of the parameter that has had most updates."""
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.Dense(1, in_units=1), gluon.nn.Dense(1, in_units=1))
+    net.initialize(mx.init.One())
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
+    average = gp.ExponentialMovingAverage(net, trainer, 0.5)
+    for layer in net:
+        with mx.autograd.record():
+            loss = layer(mx.nd.ones((1, 1)))
+        loss.backward()
+        trainer.step(1, ignore_stale_grad=True)
+        average.update()
+    assert average.num_updates == 2
+    with average.applied():
+        assert [layer.weight.data().asscalar() for layer in net] == [0.5, 0.75]

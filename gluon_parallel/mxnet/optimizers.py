@@ -17,6 +17,14 @@ def set_counts(optimizer: mx.optimizer.Optimizer, counts: dict[int, int]) -> Non
     optimizer._all_index_update_counts = {0: counts}
 
 
+def num_updates(optimizer: mx.optimizer.Optimizer) -> int:
+    """How many updates the parameters have had, all together, on the device that has had most.
+
+    MXNet's ``num_update`` is that of the parameter that has had most, so it misses updates of others alone.
+    """
+    return max((sum(counts.values()) for counts in optimizer._all_index_update_counts.values()), default=0)
+
+
 def count_updates(optimizer: mx.optimizer.Optimizer, numbers: Sequence[int]) -> None:
     """Count one update of each of these parameters, on the device that :func:`count_for` has chosen."""
     optimizer._update_count(numbers)

@@ -10,6 +10,7 @@ from ..archive import Archive, refuse_differences
 from ..errors import DevicesMismatch
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_legacy
+from ..mxnet.optimizers import num_updates
 from ..mxnet.trainers import updates_on_store
 from .checkpoint import forms
 from .checkpoint.parameters import copies_by_name, copies_for, initialized_parameters, named_copies
@@ -157,7 +158,7 @@ class ExponentialMovingAverage:
             raise RuntimeError(f"{what} inside average.applied(): the net has the averages there; do it outside")
 
     def _count(self) -> int:
-        return self._trainer.optimizer.num_update if self._trainer is not None else 0
+        return num_updates(self._trainer.optimizer) if self._trainer is not None else 0
 
     def _parameters(self) -> dict[str, mx.gluon.Parameter]:
         """Every parameter once, also one that layers share."""
