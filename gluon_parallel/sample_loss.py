@@ -11,8 +11,7 @@ import numpy as np
 from .errors import BatchMismatch
 from .mxnet.compat import mx
 from .mxnet.compat.array_types import BFLOAT16, Nested, as_current, as_legacy
-from .mxnet.device_threads.joint_pass import joint_pass
-from .mxnet.device_threads.thread import apply_on
+from .mxnet.device_threads.thread import apply_on, joint_pass
 
 nd = mx.nd
 

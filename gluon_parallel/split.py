@@ -139,10 +139,8 @@ def shard_sizes(num: int, num_shards: int) -> list[int]:
     return [size for size in sizes if size]
 
 
-def _to_device(array: mx.nd.NDArray | np.ndarray, device: mx.Context) -> mx.nd.NDArray:
-    """A NumPy or NDArray piece on `device`."""
-    if isinstance(array, mx.nd.NDArray):
-        return to_device(array, device)
+def _from_numpy(array: np.ndarray, device: mx.Context) -> mx.nd.NDArray:
+    """A piece of a NumPy array on `device`."""
     # float64 is what NumPy makes by default and float32 what Gluon nets are made of; mx.nd.array converts likewise
     dtype = array.dtype if array.dtype.type in _NUMPY_DTYPES - {np.float64} else np.dtype(np.float32)
     try:
@@ -212,7 +210,11 @@ def split_and_load(
 def cut(data: Nested, sizes: Sequence[int], devices: Sequence[mx.Context], batch_axis: int) -> list[Nested]:
     """Shards of these sizes, which are known to add up to the batch, on devices."""
     if len(sizes) == 1:  # whole arrays need no slice, which under autograd.record() would be an operator
-        return [map_arrays(lambda array: _to_device(array, devices[0]), data)]
+
+        def convert(array: mx.nd.NDArray | np.ndarray) -> mx.nd.NDArray:
+            return (to_device if isinstance(array, mx.nd.NDArray) else _from_numpy)(array, devices[0])
+
+        return [map_arrays(convert, data)]
     ends = itertools.accumulate(sizes)
     return [shard(data, end - size, end, batch_axis, device) for device, size, end in zip(devices, sizes, ends)]
 
@@ -237,7 +239,12 @@ def as_devices(devices: Any) -> list[mx.Context]:
 
 def shard(data: Nested, begin: int, end: int, axis: int, device: mx.Context) -> Nested:
     """The samples from `begin` to `end` of a batch, nested like it, on a device."""
-    return map_arrays(lambda array: _to_device(_slice(array, begin, end, axis), device), data)
+
+    def cut_out(array: mx.nd.NDArray | np.ndarray) -> mx.nd.NDArray:
+        convert = to_device if isinstance(array, mx.nd.NDArray) else _from_numpy
+        return convert(_slice(array, begin, end, axis), device)
+
+    return map_arrays(cut_out, data)
 
 
 def first_samples(data: Nested, num: int, axis: int) -> Nested:

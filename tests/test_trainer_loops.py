@@ -16,7 +16,7 @@ import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.errors import CompressionFault, GradientUnavailable, InexactUpdate
 from gluon_parallel.kvstore.servers import Servers
-from gluon_parallel.mxnet.device_threads import joint_pass
+from gluon_parallel.mxnet.device_threads import thread as device_thread
 from gluon_parallel.nn.sync_batch_norm.participants import drain
 from gluon_parallel.reduce import step_header
 from mxnet import autograd, gluon, nd
@@ -477,18 +477,18 @@ def test_ctrl_c_where_a_pass_over_all_devices_begins_hides_no_mark_for_ever(monk
     with mx.autograd.record():
         losses = [net(mx.nd.ones((2, 3), ctx=device)) for device in devices]
     mx.autograd.backward(losses)
-    begin = joint_pass._begin
+    begin = device_thread._begin_pass
 
     def interrupted():
         if has_begun:
             begin()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(joint_pass, "_begin", interrupted)
-    with pytest.raises(KeyboardInterrupt), joint_pass.joint_pass():
+    monkeypatch.setattr(device_thread, "_begin_pass", interrupted)
+    with pytest.raises(KeyboardInterrupt), device_thread.joint_pass():
         raise AssertionError("the pass has begun")
     monkeypatch.undo()
-    assert joint_pass._num() == 0
+    assert device_thread._num_passes() == 0
     assert all(array._fresh_grad for array in net.weight.list_data())
     parallel.step(*batch)
 
@@ -500,7 +500,7 @@ def test_a_learning_rate_of_0_is_one_that_is_compared(rates, differ):
     for rate in rates:
         header.own["rates"] = 0
         if rate is not None:  # else that process says nothing
-            header.say_rate(rate)
+            header.own["rates"][header.rank] = rate or step_header.ZERO_RATE
         values.append(header.own["rates"][0])
     sums = {"passes": np.zeros(2), "divisors": np.zeros(2), "rates": np.array(values)}
     words = "process 0 .*learning rate 0[,;] .*learning rate 0.1"

@@ -145,6 +145,7 @@ class Foreign(Contract):
     def __init__(self, store: Any) -> None:
         self.wrapped = store
         self.type = getattr(store, "type", None)
+        self.is_asynchronous = "async" in str(self.type)
         self.rank, self.num_workers = getattr(store, "rank", 0), getattr(store, "num_workers", 1)
         # Its own functions, without one around them in every step; one of an asynchronous kind may have neither.
         vars(self).update({name: getattr(store, name) for name in ("broadcast", "pushpull") if hasattr(store, name)})

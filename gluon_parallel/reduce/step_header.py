@@ -58,10 +58,6 @@ class StepHeader:
         """Whether it sums over the processes of `store`, of which none was lost since it was made."""
         return store is self._store and self._ranks == contract(store).ranks
 
-    def say_rate(self, rate: float) -> None:
-        """Write this process's learning rate to `own`."""
-        self.own["rates"][self.rank] = rate or _ZERO
-
     def send(self, then: Callable[[], None] | None = None) -> None:
         """Start the sum of what every process has in `own`, ahead of all other exchanges.
 
@@ -115,11 +111,11 @@ class StepHeader:
                 raise differ(f"gluon.Trainer, store {kind!r}", said, remedy)
 
 
-_ZERO = 1e-30  # a learning rate of 0, which is no missing one; MXNet's servers may keep float32
+ZERO_RATE = 1e-30  # a learning rate of 0, which is no missing one; MXNet's servers may keep float32
 
 
 def _rate_in_words(rate: float) -> str:
-    return f"train with the learning rate {0 if abs(rate) < 2 * _ZERO else rate:.6g}"
+    return f"train with the learning rate {0 if abs(rate) < 2 * ZERO_RATE else rate:.6g}"
 
 
 _headers: Attached[StepHeader] = Attached("header")  # of trainers

@@ -16,8 +16,7 @@ from ..loss_checks import check_loss
 from ..mxnet.arrays import has_graph, is_fresh
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import Nested, as_current, as_legacy, set_zero
-from ..mxnet.device_threads.joint_pass import joint_pass
-from ..mxnet.device_threads.thread import State, apply_on, call_from
+from ..mxnet.device_threads.thread import State, apply_on, call_from, joint_pass
 from ..mxnet.trainers import LOSS_SCALER, store_of
 from ..nn.blocks import blocks_of
 from ..reduce.reducer import reducer_of

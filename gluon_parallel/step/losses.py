@@ -11,8 +11,7 @@ from ..kvstore.reserved_keys import LOSS_PARTS
 from ..kvstore.work import NumberSum
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import Nested, as_current, as_legacy
-from ..mxnet.device_threads.joint_pass import joint_pass
-from ..mxnet.device_threads.thread import apply_on
+from ..mxnet.device_threads.thread import apply_on, joint_pass
 
 nd = mx.nd
 Row = tuple[mx.nd.NDArray, ...]  # the sums of one shard's parts, and after them the counts, each of shape (1,)

@@ -34,7 +34,7 @@ from ..mxnet.trainers import (
     updates_on_store,
 )
 from ..reduce.reducer import Reducer, count_once, reducer_of, update_copies
-from ..reduce.step_header import header_of
+from ..reduce.step_header import ZERO_RATE, header_of
 from ..reduce.update_order import one_by_one
 
 _sums_over_devices: weakref.WeakSet = weakref.WeakSet()  # trainers without a store, whose devices are summed over here
@@ -80,7 +80,7 @@ class _Loop:
         if updates:
             rescale = optimizer_of(trainer).rescale_grad
             header.own["divisors"][header.rank] = scale_of(trainer) / rescale if rescale else 0.0
-            header.say_rate(optimizer_of(trainer).learning_rate)
+            header.own["rates"][header.rank] = optimizer_of(trainer).learning_rate or ZERO_RATE
         header.send()
         return header.read()["reached"]
 

@@ -18,7 +18,7 @@ from ..mxnet.trainers import LOSS_SCALER, optimizer_of, scale_of, store_of
 from ..nn.sync_batch_norm.join import Join, refuse_graphs
 from ..nn.sync_batch_norm.participants import groups_of
 from ..reduce.reducer import reducer_of, update_copies
-from ..reduce.step_header import StepHeader, header_of
+from ..reduce.step_header import ZERO_RATE, StepHeader, header_of
 from ..split import num_samples
 from . import checks, first_step
 from .loss_over_batch import LossOverBatch
@@ -233,7 +233,7 @@ class TrainingStep:
         header = self._header
         assert header is not None
         header.own["samples"], header.own["idle"] = num_samples, num_samples == 0
-        header.say_rate(self._trainer.learning_rate)
+        header.own["rates"][header.rank] = self._trainer.learning_rate or ZERO_RATE
         if self._comparison.bits is not None:
             self._comparison.write(header)
         header.send(then)

@@ -18,8 +18,7 @@ from types import FrameType
 from typing import Any, Callable, Union
 
 from ..compat import mx
-from .joint_pass import joint_pass
-from .thread import State, here, thread_of
+from .thread import State, here, joint_pass, thread_of
 
 _CFunction = Callable[..., int]  # of MXNet's C library
 _Handles = Union[ctypes.Array, ctypes.c_void_p]  # of arrays; or a null pointer

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Callable, TypeVar
 
 from ...errors import BatchMismatch
+from ...native import function
 from ..compat import environment, mx
 from ..compat.array_types import Nested, leaves
 from . import seeds
@@ -28,6 +29,10 @@ _BUFFERS = 512
 # Of one whose operators follow each other anyway, as those of recomputed blocks do, where MXNet's default is 4. MXNet
 # keeps them all, each as large as the largest operator needs.
 _FEW_BUFFERS = 1
+
+
+_num_passes, _begin_pass = function("gp_num_passes", 0, keeps_lock=True), function("gp_begin_pass", 0, keeps_lock=True)
+_end_passes = function("gp_end_passes", 1, keeps_lock=True)
 
 
 class _Here(threading.local):
@@ -73,6 +78,17 @@ class State:
         if mx.util.is_np_shape() != shapes:  # after the scopes: MXNet refuses NumPy arrays without these shapes
             mx.util.set_np_shape(shapes)
         return self._context.run(function, *arguments)
+
+
+@contextlib.contextmanager
+def joint_pass() -> Iterator[None]:
+    """The backward passes within this block, on all devices, are one, for the marks that native/marks.c keeps."""
+    before = _num_passes()
+    try:  # before it begins: Ctrl-C may come when it has, and MXNet's marks would stay hidden
+        _begin_pass()
+        yield
+    finally:
+        _end_passes(before)
 
 
 class _Job:
