@@ -128,7 +128,7 @@ def _waits_for_a_thread(frame: FrameType) -> bool:
     name, function = frame.f_code.co_filename, frame.f_code.co_name
     if name == threading.__file__:
         return function in ("join", "_wait_for_tstate_lock")
-    return name == _THREADS and function == "wait"
+    return name == _THREADS and function == "__call__"  # of a `DeviceThread`, which calls nothing else meanwhile
 
 
 def _may_launch(frame: FrameType) -> bool:
