@@ -60,10 +60,11 @@ def check_others_go_on_with_steps(store):
         if store.rank == 0:
             training.mean_loss()
         train(training, 2)
-    except gp.errors.WorkerLost as error:
-        assert APART in str(error), error
-    except mx.base.MXNetError as error:  # raised where the sum was waited for
-        assert APART in str(error), error
+    except (gp.errors.WorkerLost, mx.base.MXNetError) as error:  # the latter where the sum was waited for
+        if APART in str(error):
+            print("named the function")
+        else:  # on a busy machine the other one may have ended with that error already
+            assert f"Process {1 - store.rank} is gone" in str(error), error
     else:
         raise AssertionError("nobody noticed")
 
