@@ -249,9 +249,7 @@ def test_a_training_that_is_not_unpacked_from_its_loaders_says_how():
     assert type(copy.copy(returned)) is type(returned) and training.loaders[0] is train
     returned = gp.survive(lambda x, y: None, net, trainer, data)
     for use, error in ((lambda: returned(1, 2), TypeError), (lambda: returned.epochs(2), AttributeError)):
-        with pytest.raises(
-            error, match=r"gp.survive was given 1 loader, .* 2 values, .*: write step, loader1 ="
-        ):
+        with pytest.raises(error, match=r"gp.survive was given 1 loader, .* 2 values, .*: write step, loader1 ="):
             use()
     assert callable(returned[0])
 

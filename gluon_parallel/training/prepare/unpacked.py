@@ -1,4 +1,4 @@
-"""Tuple that ``gp.prepare`` and ``gp.survive`` return; where it is taken for its first value, an error shows the line."""
+"""Tuple that ``gp.prepare`` and ``gp.survive`` return; taken for its first value, its error says how to unpack it."""
 
 from typing import Any
 
