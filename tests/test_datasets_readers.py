@@ -391,6 +391,10 @@ def test_images_to_test_with_that_are_trained_with_too_are_told_with_an_example(
 @pytest.mark.filterwarnings("ignore:Ignoring")  # what MXNet says of each file
 def test_folders_without_a_picture_are_told_with_what_they_have(tmp_path):
     data_set = mx.gluon.data.vision.ImageFolderDataset
+    (tmp_path / "tests").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"the folder .*/test is not there; .* has tests\. .*/test/cat/1\.jpg"):
+        data_set(str(tmp_path / "test"))
+    (tmp_path / "tests").rmdir()
     with pytest.warns(UserWarning, match=r"no picture \(.jpg, .*: it has nothing, and no folder for each class"):
         assert len(data_set(str(tmp_path))) == 0
     for name in ("cat/1.webp", "cat/2.webp", "dog/notes"):

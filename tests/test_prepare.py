@@ -247,6 +247,11 @@ def test_a_training_that_is_not_unpacked_from_its_loaders_says_how():
         returned.epochs(2)
     training, train, _ = returned
     assert type(copy.copy(returned)) is type(returned) and training.loaders[0] is train
+    returned = gp.survive(lambda x, y: None, net, trainer, data)
+    for use, error in ((lambda: returned(1, 2), TypeError), (lambda: returned.epochs(2), AttributeError)):
+        with pytest.raises(error, match=r"gp.survive was given 1 loader, .* 2 values, .*: write step, loader1 ="):
+            use()
+    assert callable(returned[0])
 
 
 def test_a_loader_without_samples_is_named_by_its_data_set():

@@ -1,4 +1,4 @@
-"""Warning where MXNet's data set of pictures in folders finds none."""
+"""Error and warning of MXNet's data set of pictures in folders, where its folder is not there or has no picture."""
 
 from __future__ import annotations
 
@@ -10,18 +10,28 @@ from typing import Any, Callable
 from ..errors import warn
 
 
-def warn_of_no_pictures(init_in_mxnet: Callable[..., None], self: Any, root: Any, *args: Any, **kwargs: Any) -> None:
-    """MXNet's ``ImageFolderDataset.__init__``; says what is in the folder where it has found no picture."""
+def say_what_is_there(init_in_mxnet: Callable[..., None], self: Any, root: Any, *args: Any, **kwargs: Any) -> None:
+    """MXNet's ``ImageFolderDataset.__init__``; says what is there where it finds no folder or no picture."""
+    folder = Path(os.path.expanduser(root))
+    if not folder.exists():
+        above = next(path for path in folder.absolute().parents if path.is_dir())
+        raise FileNotFoundError(
+            f"ImageFolderDataset: the folder {folder} is not there; {above} has {_names(above) or 'nothing'}. It "
+            f"should have a folder for each class, as in {folder}/cat/1.jpg"
+        )
     init_in_mxnet(self, root, *args, **kwargs)
     if self.items:
         return
-    folder = Path(os.path.expanduser(root))
     if self.synsets:
         files = [path for name in self.synsets for path in (folder / name).iterdir()]
         kinds = Counter(path.suffix or "no ending" for path in files)
         found = ", ".join(f"{num} x {kind}" for kind, num in kinds.most_common(5)) or "nothing"
         where = f"its folders {', '.join(self.synsets[:9])} have {found}"
     else:
-        there = sorted(path.name for path in folder.iterdir())
-        where = f"it has {', '.join(there[:9]) or 'nothing'}, and no folder for each class, as in {folder}/cat/1.jpg"
+        where = f"it has {_names(folder) or 'nothing'}, and no folder for each class, as in {folder}/cat/1.jpg"
     warn(f"ImageFolderDataset: no picture (.jpg, .jpeg, .png) was found in {folder}: {where}", UserWarning)
+
+
+def _names(folder: Path) -> str:
+    """Of the first files and folders in it."""
+    return ", ".join(sorted(path.name for path in folder.iterdir())[:9])

@@ -23,6 +23,7 @@ from ...mxnet.compat.array_types import as_legacy
 from ..checkpoint import files
 
 SECONDS_PER_LINE = 60.0  # of an epoch's progress, where there is no bar
+_FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt}{postfix} [{elapsed}<{remaining}]"  # 80 columns have the postfix, at least
 LAG = 8  # steps after which a loss is read: the engine works ahead, and one that went wrong is noticed soon
 
 
@@ -65,6 +66,7 @@ class Bar:
         of_launcher = {"file": _Launcher(), "mininterval": 0.5} if not is_drawn and heartbeat.is_heard() else {}
         self._bar = (tqdm if of_launcher else kind)(
             desc=f"epoch {epoch}", total=total, initial=done, unit="step", leave=False,
+            bar_format=None if total is None else _FORMAT,
             disable=print_line is None or not (is_drawn or of_launcher), **of_launcher,
             delay=0 if is_notebook else 1e-9,  # it begins with the first step's end, before which most warnings come
         )  # fmt: skip

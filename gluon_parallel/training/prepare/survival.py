@@ -41,6 +41,7 @@ from ..checkpoint import restore, state
 from ..checkpoint.state import is_divided, opened_store
 from .loaders import LoaderShard, shard_loader
 from .repetition import Step, arrays_of, note, read, snapshot
+from .unpacked import UnpackedStep
 
 _NOTHING = object()  # in the place of a result that no other process has
 
@@ -98,7 +99,7 @@ def survive(
     shards = [shard_loader(loader, store.rank, store.num_workers, seed, batch_axis) for loader in loaders]
     survival = Survival(step, net, trainer, shards, store)
     survival.join()
-    return (survival, *shards)
+    return UnpackedStep((survival, *shards))
 
 
 class Survival:

@@ -23,6 +23,7 @@ from .loop import Loop
 from .prediction import predict
 from .survival import Survival
 from .train_metrics import TrainMetrics
+from .unpacked import Unpacked
 
 _OF_ONE_PROCESS = ("device", "local")  # what gluon.Trainer has where nobody named a store
 
@@ -122,21 +123,6 @@ def prepare(
     if not isinstance(train_metrics, (list, tuple)) or train_metrics:
         training.train_metric(train_metrics)
     return Unpacked((training, *training.loaders)) if loaders else training
-
-
-class Unpacked(tuple):
-    """The training and its loaders, in the order given; says so where it is taken for the training."""
-
-    __slots__ = ()
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # what copy, pickle and others look for
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        names = ", ".join(["training", *(f"loader{number}" for number in range(1, len(self)))])
-        raise AttributeError(
-            f"gp.prepare was given {len(self) - 1} loader{'s' * (len(self) > 2)}, and has returned them behind the "
-            f"training, as {len(self)} values, which have no {name!r}: write {names} = gp.prepare(...)"
-        )
 
 
 def _connected(trainer: mx.gluon.Trainer, store: Optional[Any]) -> Any:
