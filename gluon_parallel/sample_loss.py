@@ -83,7 +83,8 @@ def weight_of(loss: Any, size: int, reduction: str | None) -> int:
     raise BatchMismatch(
         f"{where}; expected one value per sample (first axis), or a single value, their mean or sum: pass "
         'reduction="mean" or reduction="sum" beside the loss. One that divides by a number of its own, such as '
-        "positives, is neither: return pairs (sum, count), see `parts` of gp.DataParallel"
+        "positives, is neither: return pairs (sum, count), see `parts` of gp.DataParallel. One that compares samples "
+        'of the batch with each other needs all of them: pass loss_over="batch"'
     )
 
 
