@@ -212,6 +212,7 @@ def test_voc_with_images_that_are_void_or_background_all_over_trains(run, voc):
     assert np.isfinite(rows("runs/segmentation/voc_fcn/1")[0]["loss"])
 
 
+@pytest.mark.filterwarnings("ignore:.*also trained with")
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["fcn", "pspnet", "deeplab"])
 def test_gluoncvs_nets_train_on_voc(run, voc, model):

@@ -87,6 +87,9 @@ class TrainingStep:
             num_parts, words: as of :func:`.checks.warn_of_statistics`.
         """
         net, trainer = self._net, self._trainer
+        self._num_steps = self._num_samples = self._num_of_all = 0  # what a loss has ended outside of a step, too
+        self._is_under_way = False
+        self._rows.clear()
         self.loss_scaling.restart()
         first_step.broadcast_weights(net, trainer, run)
         store = store_of(trainer)
