@@ -169,7 +169,7 @@ class Prepared:
         TRAINING, self.train, self.test = gp.prepare(
             net, loss, trainer, gluon.data.DataLoader(data, BATCH, shuffle=True),
             gluon.data.DataLoader(data, 8, shuffle=True), sync_batch_norm=True,
-            run=gp.Run(folder, log_every=3), train_metrics="acc", **options,
+            run=gp.Run(folder, log_every=int(os.environ.get("LOG_EVERY", "2"))), train_metrics="acc", **options,
         )  # fmt: skip
 
     def epochs(self):
