@@ -260,7 +260,7 @@ class LossOverBatch:
         """Wait for the thread of a step without samples, also of one that has failed; returns what has ended it."""
         thread, self._thread = self._thread, None
         if thread is not None:
-            thread.join()
+            thread.join()  # it ends: what it gathers has a limit
         error, self._error = self._error, None
         return error
 

@@ -36,7 +36,7 @@ _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # of all steps
 def end_abandoned_steps() -> None:
     """Wait until the threads of steps that a loss has broken off have ended: later they would meet those that go on."""
     for thread in list(_threads):
-        thread.join()
+        thread.join()  # it ends: the exchange that it waits for has a limit
 
 
 class _Step:
