@@ -71,7 +71,7 @@ INSIDE = {
         ["python_sums"],
         ["shared_memory/sums"],
         ["plan", "shared_memory/memory"],
-        ["shared_memory/parts", "startup"],
+        ["shared_memory/shards", "startup"],
         ["store"],
     ],
 }

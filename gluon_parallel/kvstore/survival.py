@@ -103,8 +103,8 @@ def _shrunk(progress: ProgressEngine) -> ProgressEngine:
     with MPI_LOCK:
         _abandoned[:] = [entry for entry in _abandoned if not has_ended(entry[0], mpi)]
     left.Set_errhandler(mpi.ERRORS_RETURN)
-    places = mpi.Group.Translate_ranks(left.Get_group(), None, comm.Get_group())
-    after = ProgressEngine(left, progress.timeout, ranks=[progress.ranks[place] for place in places])
+    ranks = mpi.Group.Translate_ranks(left.Get_group(), None, comm.Get_group())
+    after = ProgressEngine(left, progress.timeout, ranks=[progress.ranks[rank] for rank in ranks])
     startup.engines[:] = [after]
     flight_recorder.RECORDER.progress = after
     return after

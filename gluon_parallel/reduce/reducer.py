@@ -258,7 +258,7 @@ def divide(trainer: mx.gluon.Trainer, shards: Any) -> None:
 _num_changes = 0  # of gradients, for which reducers and marks are made
 
 
-def _plan_steps() -> int:
+def _make_reducers() -> int:
     """Called by the C library before a backward pass: marks are known from the first pass on of new gradients."""
     global _num_changes
     made = [parameter for parameter, number in gradients.numbers.items() if number > _num_changes]
@@ -274,7 +274,7 @@ def _plan_steps() -> int:
     return 0
 
 
-provide("plan_steps", _plan_steps)
+provide("make_reducers", _make_reducers)
 
 
 # A trainer has one optimizer for all devices. Beside the states of each device, it keeps what its calls change: counts

@@ -163,7 +163,7 @@ class Shards:
         bounds = [self._bounds[number][0] for number in trained]
         store: Any = contract(store_of(self._trainer))
         with summing_for(store, self._trainer):
-            store.sum_parts(trained, arrays, bounds)
+            store.reduce_scatter(trained, arrays, bounds)
 
     def of_devices(self, reducer: Reducer, places: Sequence[int]) -> list[tuple[list, list, list]]:
         """For each device (numbers of parameters, gradients, weights): what it updates of those at these places."""
@@ -198,7 +198,7 @@ class Shards:
         """
         if is_distributed(store_of(self._trainer)):
             bounds = [self._bounds[number][0] for number in numbers]
-            store_of(self._trainer).gather_parts(numbers, arrays, bounds)
+            store_of(self._trainer).gather_shards(numbers, arrays, bounds)
 
     def _pieces_of(self, number: int, weights: list[mx.nd.NDArray], gradients: list[mx.nd.NDArray]) -> list[_Piece]:
         pieces = []

@@ -74,7 +74,8 @@ def divided(store):
     """The last process's second array is longer, where each process gets a part of the sums."""
     sizes = [6, 7 if is_last(store) else 6]
     refused(
-        store, lambda: store.sum_parts([0, 1], [[nd.ones(size)] for size in sizes], parts(sizes, store.num_workers))
+        store,
+        lambda: store.reduce_scatter([0, 1], [[nd.ones(size)] for size in sizes], parts(sizes, store.num_workers)),
     )
 
 

@@ -140,7 +140,7 @@ class LostWorkers:
         progress, found = self._progress, set[int]()
         for rank in ranks:
             elsewhere = self._accounts.get(rank, _NOTHING).elsewhere
-            found |= {place for place in progress.others if progress.ranks[place] in elsewhere} or {rank}
+            found |= {rank for rank in progress.others if progress.ranks[rank] in elsewhere} or {rank}
         return found
 
     def ahead(self, rank: int) -> list[bytes]:

@@ -141,7 +141,7 @@ class ProgressEngine:
             known = self._gathers[name, signature] = rows, operation, threading.Lock()
         rows, operation, lock = known
         with lock:
-            self.wait(operation, functools.partial(rows.__setitem__, group.place, vector))
+            self.wait(operation, functools.partial(rows.__setitem__, group.rank, vector))
             return rows.copy()
 
     def watch(self) -> None:

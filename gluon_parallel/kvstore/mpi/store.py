@@ -34,14 +34,14 @@ from .python_sums import (
     gather_rows,
     rows_of,
 )  # fmt: skip
-from .shared_memory.parts import exchange_in_shared_memory
 from .shared_memory.rows import Reduction, SharedGather
+from .shared_memory.shards import exchange_in_shared_memory
 from .shared_memory.sums import KeySums
 from .startup import part_of, progress_engine
 
 if TYPE_CHECKING:
     from .progress_engine import ProgressEngine
-    from .shared_memory.parts import SharedParts
+    from .shared_memory.shards import SharedShards
 
 _numbers = itertools.count()
 
@@ -67,7 +67,7 @@ class MPI(Store):
         self._progress = progress_engine() if progress is None else progress
         self.rank, self.num_workers, self.ranks = self._progress.rank, self._progress.size, self._progress.ranks
         self._number = next(_numbers) if number is None else number  # the same in all its processes
-        self._part_numbers = itertools.count()
+        self._subgroup_numbers = itertools.count()
         # What plans are made for: another object once arrays are exchanged otherwise, and within `summing_for`.
         self.settings = Compression()
         self._of_trainers: weakref.WeakKeyDictionary[Any, Compression] = weakref.WeakKeyDictionary()
@@ -75,7 +75,7 @@ class MPI(Store):
         self._signatures: dict = {}
         self._operations: dict = {}  # (name, signature, ...) -> what carries out that exchange in Python
         self._orders: dict = {}  # name -> an array that all its exchanges in Python write, which keeps them in order
-        self.parts: set[SharedParts] = set()  # those that have summed or gathered parts
+        self.shared_shards: set[SharedShards] = set()  # those that have summed or gathered shards
         shared = self._progress.shared
         if self._ending is not None:  # made for another progress engine
             self._ending.detach()
@@ -245,20 +245,20 @@ class MPI(Store):
             self._operations[what] = Reduction(self._progress, *what)
         return self._operations[what].reduce(message)
 
-    def sum_parts(self, keys: Keys, arrays: Arrays, bounds: Bounds) -> None:
+    def reduce_scatter(self, keys: Keys, arrays: Arrays, bounds: Bounds) -> None:
         others = exchange_in_shared_memory(self, keys, arrays, bounds, [(False, True)])
         if others:  # MPI's Reduce_scatter would add up in another order than its Allreduce
             rest = [arrays[number] for number in others]
             self._sum_all([keys[number] for number in others], rest, rest, 0)
 
-    def gather_parts(self, keys: Keys, arrays: Arrays, bounds: Bounds) -> None:
+    def gather_shards(self, keys: Keys, arrays: Arrays, bounds: Bounds) -> None:
         for number in exchange_in_shared_memory(self, keys, arrays, bounds, [(True, False)]):
             self._gather_by_mpi("a", keys[number], (), arrays[number], bounds[number], 0)
 
     def _gather_by_mpi(
         self, kind: str, key: Hashable, own: Sequence[Any], outs: Sequence[Any], bounds: Sequence[int], priority: int
     ) -> None:
-        """Each process's part of the first of `outs`, which is the array `own` if that is given, goes to all."""
+        """Each process's shard of the first of `outs`, which is the array `own` if that is given, goes to all."""
         name, signature = self._names(kind, key, outs[0])
         ends = [end * np.dtype(outs[0].dtype).itemsize for end in bounds]
         sizes = np.diff(ends).tolist()
@@ -274,9 +274,9 @@ class MPI(Store):
 
         self._start(key, name, own, outs, on, priority)
 
-    def part(self, members: Sequence[int] | None) -> MPI | None:
+    def subgroup(self, members: Sequence[int] | None) -> MPI | None:
         progress = part_of(self._progress, members)
-        number = f"{self._number}.{next(self._part_numbers)}"
+        number = f"{self._number}.{next(self._subgroup_numbers)}"
         RECORDER.members[number] = frozenset(() if progress is None else progress.ranks)
         return None if progress is None else MPI(progress, number)
 
@@ -306,7 +306,7 @@ class MPI(Store):
             self.settings = made
         else:
             self._of_trainers[trainer] = made
-        self.parts.clear()
+        self.shared_shards.clear()
 
     @contextlib.contextmanager
     def summing_for(self, trainer: Any) -> Iterator[None]:
