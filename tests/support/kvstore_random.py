@@ -103,7 +103,7 @@ def ready_in_any_order(rng):
 def small_buckets():
     """Make several buckets of few arrays."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "plan_buckets", functools.partial(plan.plan_buckets, first=200, following=4000))
+        patch.setattr(plan, "assign_buckets", functools.partial(plan.assign_buckets, first=200, following=4000))
         yield
 
 

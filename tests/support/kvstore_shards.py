@@ -11,7 +11,7 @@ import mxnet as mx
 from gluon_parallel.kvstore.mpi.shared_memory import shards as shared_shards
 from gluon_parallel.mxnet.compat.array_types import leaves
 from gluon_parallel.reduce import shards
-from gluon_parallel.reduce.shards import parts
+from gluon_parallel.reduce.shards import owner_bounds
 from mxnet import gluon, nd
 from mxnet.contrib.amp.loss_scaler import LossScaler
 
@@ -132,7 +132,7 @@ def check_owners_get_sums_and_all_get_their_values(store):
     """Through rows that are smaller than the arrays, on one host: sums in the order of ranks, and memory given back."""
     rank, num = store.rank, store.num_workers
     sizes = [150_000, 5, 1, 40_000, 20_000]
-    bounds, shared = parts(sizes, num), store._progress.shared
+    bounds, shared = owner_bounds(sizes, num), store._progress.shared
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shared_shards, "ROW", 128 * 1024)
         store = gp.kvstore.create("mpi")  # no other array has made its rows
@@ -159,7 +159,7 @@ def check_owners_get_sums_and_all_get_their_values(store):
 
 
 def check_sums_of_known_parts_are_compressed_from_then_on(store):
-    store, array, [bounds] = gp.kvstore.create("mpi"), nd.zeros(100_000), parts([100_000], store.num_workers)
+    store, array, [bounds] = gp.kvstore.create("mpi"), nd.zeros(100_000), owner_bounds([100_000], store.num_workers)
     begin, end = bounds[store.rank : store.rank + 2]
     for value in (1 + 2**-12, 1):  # which is what float16 makes of it
         array[:] = 1 + 2**-12
@@ -175,7 +175,7 @@ def check_arrays_are_not_kept_when_others_have_been_gathered(store):
         store, arrays = gp.kvstore.create("mpi"), [nd.zeros(size) for size in (100_000, 5, 7)]
         before = [sys.getrefcount(array) for array in arrays]
         for number, array in enumerate(arrays):
-            store.gather_shards([number], [[array]], parts([array.size], store.num_workers))
+            store.gather_shards([number], [[array]], owner_bounds([array.size], store.num_workers))
             array.wait_to_read()
         assert [sys.getrefcount(array) for array in arrays][:2] == before[:2]
 
