@@ -169,7 +169,7 @@ def test_accumulated_steps_have_no_update(tmp_path):
     (timeline, _) = profiled(tmp_path, lambda: parallel.step(*batch()), num=6, steps=4, skip=2).analysis.timelines
     assert len(timeline.steps) == 4
     updated = [
-        any(piece.part == activities.UPDATE and piece.end - piece.begin for piece in step) for step in timeline.steps
+        any(piece.activity == activities.UPDATE and piece.end - piece.begin for piece in step) for step in timeline.steps
     ]
     names = [name for part, name in timeline.operators if part == activities.UPDATE and "sgd" in name]
     assert names

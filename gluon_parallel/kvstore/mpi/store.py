@@ -82,7 +82,7 @@ class MPI(Store):
         if shared is not None:
             self._ending = weakref.finalize(self, shared.ended.append, (self._number, None))
             self._ending.atexit = False
-        self.sums_together = shared is not None and shared.num_hosts > 1  # over one host it would only add copies
+        self.uses_buckets = shared is not None and shared.num_hosts > 1  # over one host it would only add copies
 
     @property
     def library(self) -> str:
@@ -94,12 +94,12 @@ class MPI(Store):
         return SumPlan(self, *arguments, **options)
 
     def _sum(self, key: Hashable, values: Sequence[Any], outs: Sequence[Any], priority: int) -> None:
-        self._planned(key, (key,), (values,), (outs,), [priority])
+        self._push_plan(key, (key,), (values,), (outs,), [priority])
 
     def _sum_all(self, keys: Keys, values: Arrays, outs: Arrays, priority: int) -> None:
-        self._planned(tuple(keys), keys, values, outs, list(range(priority, priority - len(keys), -1)))
+        self._push_plan(tuple(keys), keys, values, outs, list(range(priority, priority - len(keys), -1)))
 
-    def _planned(self, name: Hashable, keys: Sequence, values: Sequence, outs: Sequence, priorities: list) -> None:
+    def _push_plan(self, name: Hashable, keys: Sequence, values: Sequence, outs: Sequence, priorities: list) -> None:
         """Push the plan of these arrays, which is that of the last time as long as they stay the same."""
         plan = self._plans.get(name)
         if plan is None or not plan.is_of(values, outs, priorities):
@@ -113,9 +113,9 @@ class MPI(Store):
         if shared is None or not shared.takes(array):
             return None
         # 2 bits stay between all processes, as each has a residual, and sends the threshold or nothing.
-        if self._compresses(key, array) and not (self.sums_together and isinstance(self.settings.compressor, Half)):
+        if self._compresses(key, array) and not (self.uses_buckets and isinstance(self.settings.compressor, Half)):
             return None
-        codec = self._codec(key, array) if self.sums_together else None
+        codec = self._codec(key, array) if self.uses_buckets else None
         kind = functools.partial(KeySums, codec=codec)
         return shared.rows_of(kind, *self._names("s", key, array), [array.size], array.dtype)
 
@@ -347,7 +347,7 @@ class MPI(Store):
         codec = self.settings.compressor if self._compresses(key, array) else CODECS.get(np.dtype(array.dtype))
         # Small arrays cost latency, not bytes, and a host's sum may be too large for float16.
         is_small = isinstance(codec, Half) and 4 * array.size <= SMALL
-        return None if is_small and self.sums_together else codec
+        return None if is_small and self.uses_buckets else codec
 
 
 def _nothing() -> None:

@@ -134,14 +134,14 @@ class Join:
         while True:
             rows = self._gather_other_than(rows)
             words = rows[:, 1:].reshape(len(rows), len(self._layers), 2, 2)
-            for place, (group, layer) in enumerate(self._layers.items()):
+            for index, (group, layer) in enumerate(self._layers.items()):
                 members = [ranks.index(rank) for rank in contract(group.store).ranks if rank in ranks]
                 for direction, exchange in enumerate(group.exchanges):
-                    number = max(words[members, place, direction, 0])
+                    number = max(words[members, index, direction, 0])
                     if number == begun[group][direction]:
                         continue
                     # Backward passes of one layer may have another order on each process.
-                    calls = [call for one, call in words[members, place, direction] if one == number]
+                    calls = [call for one, call in words[members, index, direction] if one == number]
                     call = next((call for call in calls if not direction or (group, call) not in backward), None)
                     if call is None:
                         continue

@@ -14,7 +14,7 @@ import numpy as np
 from ...errors import DeviceNotLaunched, StoreUnavailable
 from ...kvstore import check_sync_group, separate_training, sync_group
 from ...kvstore.environment import default_timeout
-from ...kvstore.exchange import Exchange, open_store
+from ...kvstore.exchange import StatisticsExchange, open_store
 from ...mxnet import engine
 from ...mxnet.attached import Attached
 from ...mxnet.compat import mx
@@ -73,7 +73,7 @@ class SyncGroup:
         self.unreported: list[BaseException] = []
         self._watched: tuple = None, None  # the key that is waited at, and what watches it
         self._parameter: Any = (lambda: None) if parameter is None else weakref.ref(parameter)
-        self._exchanges: dict[str, Exchange] = {}
+        self._exchanges: dict[str, StatisticsExchange] = {}
         self._are_open = False  # at the store, for this number of channels
         self.store: Any = None
         self.whole: Any = None  # the store of which `store` is a part, or the same
@@ -92,7 +92,7 @@ class SyncGroup:
             separate_training.note("SyncBatchNorm", True, "")
         if self.store.num_workers > 1:
             for direction in DIRECTIONS:
-                self._exchanges[direction] = Exchange(self.store, f"{self.name}, {direction}", self.timeout)
+                self._exchanges[direction] = StatisticsExchange(self.store, f"{self.name}, {direction}", self.timeout)
             self.rendezvous.record.spans_processes = 1
 
     def reconnect(self, store: Any) -> None:
@@ -111,7 +111,7 @@ class SyncGroup:
         self.connect(store)
 
     @property
-    def exchanges(self) -> list[Exchange]:
+    def exchanges(self) -> list[StatisticsExchange]:
         """Those with other processes, forward and backward; none where there are no others."""
         return list(self._exchanges.values())
 

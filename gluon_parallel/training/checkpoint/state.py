@@ -2,7 +2,7 @@
 
 State is what *training* changed: weights, running statistics, the optimizer's arrays, its update counts, the learning
 rate and its scheduler; not what the script *made*: the architecture, the kind of optimizer, its momentum. Parameters go
-by their place in the net (``features.0.weight``), not by MXNet's numbered prefixes.
+by their index in the net (``features.0.weight``), not by MXNet's numbered prefixes.
 """
 
 import inspect
@@ -37,12 +37,12 @@ from ...mxnet.trainers import (
 )
 from ...pipeline.stage import StageDevices
 from ...reduce.reducer import shards_of
-from ...reduce.shards import Shards, part_of
+from ...reduce.shards import Shards, view_of
 from ...reduce.update_order import counts_of
 from ...step.first_step import update_on_devices
 from ...step.precision import LossScaling
 from . import forms
-from .hook_state import check_hook, keeps_parts, restore_hook, state_of_hook
+from .hook_state import check_hook, keeps_own_values, restore_hook, state_of_hook
 from .parameters import copies_by_name, copies_for, initialized_parameters, named_copies, shape_with
 
 
@@ -154,17 +154,17 @@ def _gathered(trainer: mx.gluon.Trainer, shards: Shards, number: int) -> Any:
     weight = as_legacy(parameters_of(trainer)[number].list_data()[0])
     whole = trainer.optimizer.create_state_multi_precision(number, weight)
     for key, array in _flatten(whole).items():
-        for place, updater in enumerate(updaters_of(trainer)):
-            begin, end = shards.owned(number, place)
+        for index, updater in enumerate(updaters_of(trainer)):
+            begin, end = shards.owned(number, index)
             if begin < end:
-                _flatten(updater.states[number])[key].copyto(part_of(array, begin, end))
+                _flatten(updater.states[number])[key].copyto(view_of(array, begin, end))
         shards.gather([number], [[array]])
     return whole
 
 
 def is_divided(trainer: mx.gluon.Trainer) -> bool:
     """Whether processes keep different parts of a trainer's state, so that all have to call :func:`state`."""
-    return shards_of(trainer) is not None or keeps_parts(trainer)
+    return shards_of(trainer) is not None or keeps_own_values(trainer)
 
 
 def state(net: mx.gluon.Block, trainer: Optional[mx.gluon.Trainer] = None, keeps_optimizer: bool = True) -> Archive:
@@ -305,7 +305,7 @@ def _prepare_optimizer(archive: Archive, net: mx.gluon.Block, trainer: mx.gluon.
 
     def make(name: str, device: mx.Context, part: Optional[tuple[int, int]] = None) -> Any:
         weight = as_legacy(parameters_of(trainer)[index_of[name]].data(device))
-        return optimizer.create_state_multi_precision(index_of[name], part_of(weight, *(part or (0, weight.size))))
+        return optimizer.create_state_multi_precision(index_of[name], view_of(weight, *(part or (0, weight.size))))
 
     wanted: dict[str, str] = {}
     for name in saved["stateful"]:  # one at a time: whole, all together may not fit into memory
@@ -314,13 +314,13 @@ def _prepare_optimizer(archive: Archive, net: mx.gluon.Block, trainer: mx.gluon.
     refuse_differences(wanted, found, f"{source} has another kind of optimizer state", remedy)
     check_hook(archive, trainer, names, source)
 
-    def made_for(place: int) -> Iterator[tuple[str, Any]]:
+    def made_for(index: int) -> Iterator[tuple[str, Any]]:
         """(name, state) of what this device keeps."""
         for name in saved["stateful"]:
             size = parameters_of(trainer)[index_of[name]].list_data()[0].size
-            begin, end = (0, size) if shards is None else shards.owned(index_of[name], place)
+            begin, end = (0, size) if shards is None else shards.owned(index_of[name], index)
             if shards is None or begin < end:
-                made = make(name, devices[place], (begin, end))
+                made = make(name, devices[index], (begin, end))
                 for key, array in _flatten({name: made}).items():
                     value = archive.arrays[key]
                     value = value if value.shape == array.shape else value.reshape(-1)[begin:end]
@@ -333,8 +333,8 @@ def _prepare_optimizer(archive: Archive, net: mx.gluon.Block, trainer: mx.gluon.
         # Only now: setting parameters may have restarted the key-value store, with a new updater.
         if shards is not None:
             shards.with_state.update(index_of[name] for name in saved["stateful"])
-        for place, updater in enumerate(_updaters(trainer)):
-            for name, state in made_for(place):
+        for index, updater in enumerate(_updaters(trainer)):
+            for name, state in made_for(index):
                 updater.states[index_of[name]] = state
                 updater.states_synced[index_of[name]] = False  # its device may be another; the updater moves it
             running = updater.optimizer

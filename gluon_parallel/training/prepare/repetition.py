@@ -13,7 +13,7 @@ from ...mxnet.compat import mx
 from ...mxnet.compat.array_types import as_legacy, leaves
 from ...mxnet.parameters import call_with_first_values, has_values, waits_for_shape
 from ...mxnet.trainers import has_made_store, loss_scaler_of, set_progress_of_store, waiting_for_store
-from ...split import map_parts
+from ...split import map_items
 from .loaders import LoaderShard
 
 
@@ -53,7 +53,7 @@ def note(number: int, arguments: tuple, loaders: Sequence[LoaderShard]) -> Step:
     def placed(data: Any) -> Any:
         place = places.get(id(data))
         if place is None:
-            return map_parts(placed, data)
+            return map_items(placed, data)
         sources[place.source] = place.source.number - 1
         return place
 
@@ -79,11 +79,11 @@ def read(step: Step) -> tuple:
 
 
 def _filled(data: Any) -> Any:
-    return data.part() if isinstance(data, _Place) else map_parts(_filled, data)
+    return data.part() if isinstance(data, _Place) else map_items(_filled, data)
 
 
 def _without_places(data: Any) -> Any:
-    return None if isinstance(data, _Place) else map_parts(_without_places, data)
+    return None if isinstance(data, _Place) else map_items(_without_places, data)
 
 
 def _parts(data: Any, path: tuple = ()) -> Iterator[tuple[tuple, Any]]:
