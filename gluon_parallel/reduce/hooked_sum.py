@@ -16,7 +16,7 @@ from ..kvstore.contract import is_distributed
 from ..kvstore.factory import kind_of
 from ..kvstore.mpi.plan import plan_buckets
 from ..kvstore.protocols import Hooks, offers
-from ..kvstore.survival import survives
+from ..kvstore.together import survives
 from ..mxnet.attached import Attached
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_legacy, to_device

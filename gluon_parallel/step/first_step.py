@@ -9,10 +9,10 @@ import numpy as np
 
 from .. import kvstore
 from ..errors import GradientUnavailable
-from ..kvstore.collective import committing
 from ..kvstore.contract import contract
 from ..kvstore.handshake import agree, signature
 from ..kvstore.state import state_of
+from ..kvstore.together import committing
 from ..kvstore.trainer_parameters import follow_parameters
 from ..mxnet.blocks import parameters_by_structure
 from ..mxnet.compat import mx

@@ -16,8 +16,8 @@ import numpy as np
 
 from ..allreduce import gradients as fresh
 from ..errors import GradientUnavailable, InexactUpdate, warn
-from ..kvstore.collective import committing
 from ..kvstore.contract import contract, is_distributed, is_ours
+from ..kvstore.together import committing
 from ..kvstore.trainer_parameters import follow_parameters
 from ..mxnet.attached import Attached
 from ..mxnet.compat import mx

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from ..allreduce import gradients
 from ..errors import GradientUnavailable
-from ..kvstore.collective import committing
 from ..kvstore.contract import contract, is_distributed
+from ..kvstore.together import committing
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import Nested, as_current, as_tuple, set_zero
 from ..mxnet.last_error import is_not_recorded

@@ -22,13 +22,12 @@ import simulated_hosts
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.allreduce import gradients
-from gluon_parallel.kvstore import survival
-from gluon_parallel.kvstore.mpi import python_sums
+from gluon_parallel.kvstore.mpi import python_sums, regrouping
 from gluon_parallel.kvstore.mpi.shared_memory import memory
 from gluon_parallel.kvstore.mpi.shared_memory.memory import SharedMemory
 from gluon_parallel.mxnet.engine.functions import one_error_at_a_time
 from gluon_parallel.native import locked
-from gluon_parallel.training.prepare import survival as survival_of_training
+from gluon_parallel.survive import regrouping as regrouping_of_training
 from mxnet import gluon, nd
 
 NUM_EPOCHS, SAMPLES, BATCH = 3, 22, 6  # four batches each, of which the last one has 4 samples
@@ -100,7 +99,7 @@ def go_on_behind_a_layer_that_has_failed(net, step):
 
 def end_exchanges_late():
     """Sums that end just before a loss ends them fail only when this process has had time to wait for everything."""
-    abandon, forget, has_waited = SharedMemory.abandon, survival_of_training.forget_failures, threading.Event()
+    abandon, forget, has_waited = SharedMemory.abandon, regrouping_of_training.forget_failures, threading.Event()
 
     def abandoned(memory, error):
         ended = [exchange for exchange in memory._sums if not exchange.record.state]
@@ -113,7 +112,7 @@ def end_exchanges_late():
         forget()
         has_waited.set()
 
-    SharedMemory.abandon, survival_of_training.forget_failures = abandoned, forgotten
+    SharedMemory.abandon, regrouping_of_training.forget_failures = abandoned, forgotten
 
 
 def raise_meanwhile():
@@ -294,7 +293,7 @@ def main(file, folder, kind, *losses):
     if any(word.startswith("prepare:") for word in losses):  # lost before gp.prepare, to which the others come later
         lose("prepare")
         until = time.monotonic() + 60
-        while not survival._has_lost(store._progress):
+        while not regrouping._has_lost(store._progress):
             assert time.monotonic() < until, "no process was lost"
             time.sleep(0.01)
     training = KINDS[kind](net, trainer, data, folder)

@@ -40,7 +40,7 @@ def lose(store, keys, last):
             raise
     drain()
     drop_tracebacks()
-    gp.kvstore.regroup(store)
+    store.regroup()
 
 
 def main():

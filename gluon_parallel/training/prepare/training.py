@@ -21,7 +21,7 @@ from ...step import DataParallel
 from ...step.data_parallel import expect_equal_batches
 from .loop import Loop
 from .prediction import predict
-from .survival import Survival
+from .survival import make_survival
 from .train_metrics import TrainMetrics
 from .unpacked import Unpacked
 
@@ -158,7 +158,7 @@ class Training(Loop):
         )  # fmt: skip
         self._metrics = TrainMetrics(parallel, self.store, self._meeting, self._saved_metrics)
         if self._survival is not None:
-            self._survival.num_steps = self.num_steps  # of a run that continues
+            self._survival.progress.num_steps = self.num_steps  # of a run that continues
 
     def _share_net(self) -> None:
         """Nothing: the first step does, when all shapes are known."""
@@ -171,8 +171,8 @@ class Training(Loop):
                     "shard_optimizer=True: the part of the optimizer's state that a lost process had is lost with it, "
                     "so training cannot go on; leave out shard_optimizer, or --min-processes of the launcher"
                 )
-            self._survival = Survival(
-                parallel.step, parallel.net, parallel.trainer, self.loaders, self.store, self._reseed,
+            self._survival = make_survival(
+                parallel.step, parallel.net, parallel.trainer, self.loaders, self.store, reseed=self._reseed,
                 unfinished=lambda: parallel.mean, loop=self,
             )  # fmt: skip
 
