@@ -17,7 +17,5 @@ from .groups import group as group
 from .groups import sync_group as sync_group
 from .mpi.startup import leave_because as leave_because
 from .mpi.startup import tell_others as tell_others
-from .together import committing as committing
-from .together import has_failed as has_failed
-from .together import survives as survives
+from .together import repeats as repeats
 from .together import together as together

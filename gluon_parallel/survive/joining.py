@@ -6,12 +6,12 @@ import functools
 import time
 from typing import Any, Callable
 
-from .. import kvstore
 from ..kvstore import heartbeat
 from ..mxnet.compat import mx
 from ..mxnet.trainers import has_made_store, make_store
 from . import meeting, newcomers
 from .progress import Progress
+from .regrouping import has_failed
 
 Regroup = Callable[[Callable[[], None]], object]  # goes on with a new process too, which the function given meets
 
@@ -38,7 +38,7 @@ class Joining:
         try:
             new = self._newcomers.after_step()
         except Exception:
-            if not kvstore.has_failed(self._store):
+            if not has_failed(self._store):
                 raise
             return  # the next step deals with it
         if new is None:

@@ -24,8 +24,8 @@ class Progress:
         net, trainer: what is trained.
         loaders: the parts of this process.
         store: through which the processes meet.
-        state: returns what training has changed, which pickle takes.
-        restore: puts what another process's ``state()`` has returned into net and trainer.
+        state, restore: ``state(net, trainer)`` returns what training has changed, which pickle takes, and
+            ``restore(it, net, trainer)`` puts that of another process back.
         unfinished: what the step under way would have returned; None: what another process's step returned.
         loop: what begins in the middle in a new process: ``loop.content()`` returns what it has, which pickle takes,
             and ``loop.take(content)`` goes on from there.
@@ -39,7 +39,7 @@ class Progress:
 
     def __init__(
         self, net: mx.gluon.Block, trainer: mx.gluon.Trainer, loaders: Sequence[Loader], store: Any,
-        state: Callable[[], Any], restore: Callable[[Any], None], unfinished: Optional[Callable[[], Any]], loop: Any,
+        state: Callable[..., Any], restore: Callable[..., None], unfinished: Optional[Callable[[], Any]], loop: Any,
     ) -> None:  # fmt: skip
         self._net, self._trainer, self._loaders, self._store = net, trainer, loaders, store
         self._state, self._restore, self._unfinished, self._loop = state, restore, unfinished, loop
@@ -89,7 +89,13 @@ class Progress:
             is_update, result = self._last
             result = None if is_update and self._unfinished is not None else result
             position = self._position if has_new else None
-            mine = is_update, self._state() if is_update or has_new else None, result, self.num_done, position
+            mine = (
+                is_update,
+                self._state(self._net, self._trainer) if is_update or has_new else None,
+                result,
+                self.num_done,
+                position,
+            )
         found = gather_objects(mine, self._store, "gp.survive()")[source]
         if not is_behind:
             return NOTHING
@@ -97,7 +103,7 @@ class Progress:
         is_new = self.num_done < 0
         if is_update or is_new:
             set_progress_of_store(self._trainer, True, [])  # the others have all weights
-            self._restore(archive)
+            self._restore(archive, self._net, self._trainer)
         if is_new:
             self._begin_at(position)
             self.num_done = num_done

@@ -23,6 +23,15 @@ from .progress import Progress
 from .steps import Loader
 
 
+def has_failed(store: Any) -> bool:
+    """Whether the exchanges of `store` have failed, for a lost process or for another reason."""
+    try:
+        store.check()
+    except Exception:  # whatever it was has ended them all
+        return True
+    return False
+
+
 class Others:
     """The processes with which this one goes on.
 
@@ -49,7 +58,7 @@ class Others:
         began, lost, store = time.monotonic(), [], self._store
         before = set(store.ranks)
         while True:
-            if kvstore.has_failed(store):
+            if has_failed(store):
                 store.end_exchanges()
             end_abandoned_steps()
             forget_failures()
@@ -70,7 +79,7 @@ class Others:
                 result, rows = self._progress.share(is_step)
                 break
             except Exception:
-                if not kvstore.has_failed(store):  # else the next one has been lost
+                if not has_failed(store):  # else the next one has been lost
                     raise
         lost = [number for number in lost if number in before]
         if lost:
@@ -81,9 +90,9 @@ class Others:
         """Have the SyncBatchNorm layers meet those that are left: those of the net first, which all processes have."""
         mine = groups_of(self._net)
         gc.collect()  # else one process would meet for a net that is gone
-        others = [group for group in all_groups() if group.whole is self._store and group not in mine]
-        for group in [*mine, *others]:
-            group.reconnect(self._store)
+        for group in [*mine, *(group for group in all_groups() if group not in mine)]:
+            if group.whole is self._store:
+                group.reconnect(self._store)
 
     def _say(self, lost: Sequence[int], rows: np.ndarray, seconds: float) -> None:
         """One line per loss, in the logs of all processes and on the launcher's terminal."""

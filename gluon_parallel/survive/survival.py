@@ -9,20 +9,30 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable, Optional
 
+import numpy as np
+
 from .. import kvstore
-from ..allreduce import gradients
 from ..errors import GradientUnavailable
 from ..kvstore import heartbeat
+from ..kvstore.collective import gather
 from ..kvstore.protocols import Regrouping, offers
-from ..kvstore.together import SURVIVALS
+from ..kvstore.together import REPETITIONS
 from ..mxnet.compat import mx
 from ..mxnet.parameters import has_values
 from ..mxnet.trainers import has_made_store, parameters_of, set_progress_of_store, waiting_for_store
 from .joining import Joining
 from .progress import NOTHING, Progress
-from .regrouping import Others
+from .refusals import refuse
+from .regrouping import Others, has_failed
 from .snapshot import snapshot
 from .steps import Loader, Step, arrays_of, note, read
+
+
+def wait_for_gradients(parameters: Sequence[mx.gluon.Parameter]) -> None:
+    """Wait for all copies; raises what has kept one of them from being computed or summed."""
+    for parameter in parameters:
+        for gradient in parameter.list_grad():
+            gradient.wait_to_read()
 
 
 class Survival:
@@ -50,19 +60,22 @@ class Survival:
 
     def __init__(
         self, step: Callable[..., Any], net: mx.gluon.Block, trainer: mx.gluon.Trainer, loaders: Sequence[Loader],
-        store: Any, state: Callable[[], Any], restore: Callable[[Any], None],
+        store: Any, state: Callable[..., Any], restore: Callable[..., None],
         reseed: Callable[[int], None] = lambda number: None, unfinished: Optional[Callable[[], Any]] = None,
         loop: Any = None,
     ) -> None:  # fmt: skip
-        self.trainer, self._function, self._loaders, self._store, self._reseed = trainer, step, loaders, store, reseed
+        self.trainer, self._function, self._net, self._loaders = trainer, step, net, loaders
+        self._store, self._reseed = store, reseed
         self.progress = Progress(net, trainer, loaders, store, state, restore, unfinished, loop)
         self._others = Others(net, trainer, loaders, store, self.progress)
         self._begins_anywhere = loop is not None  # whether a new process can begin in the middle of the loop
         self._put_back: Callable[[], None] = lambda: None  # undoes them
         self._is_inside = self._has_updated = False
-        self._survives = kvstore.survives(store)
+        self._survives = kvstore.repeats(store)
+        if self._survives:
+            refuse(net, trainer, store)
         if offers(store, Regrouping):
-            SURVIVALS.set(store, self)
+            REPETITIONS.set(store, self)
         self._joining: Optional[Joining] = None
         if self._survives and kvstore.may_join() and loaders:
             meet = functools.partial(self._regroup, False)
@@ -139,7 +152,13 @@ class Survival:
                 set_progress_of_store(self.trainer, *begun)
             self._repeat(self.progress.steps)
 
-        return self._until_done(function, repeat, is_step=False)
+        def run() -> Any:
+            result = function()
+            if self._survives and not self._has_updated:  # what has no exchange has then been done by all processes
+                gather(self._store, "survival.together()", np.zeros(1))
+            return result
+
+        return self._until_done(run, repeat, is_step=False)
 
     def divides(self, loaders: Sequence[Any]) -> bool:
         """Whether each of these is a loader that is divided anew after a loss."""
@@ -154,8 +173,10 @@ class Survival:
                 "step(batch) once for each, and for accumulated gradients step.together(parallel.update)"
             )
         if self._survives:
-            gradients.wait(parameters)
-            if self.num_updates == 0:  # gluon.Trainer sends the weights when their gradients are there
+            wait_for_gradients(parameters)
+            if self.num_updates == 0:
+                refuse(self._net, self.trainer, self._store)
+                # gluon.Trainer sends the weights when their gradients are there.
                 for parameter in parameters_of(self.trainer):
                     for array in parameter.list_data() if has_values(parameter) else ():
                         array.wait_to_read()
@@ -197,7 +218,7 @@ class Survival:
                     result = given
                 return result
             except BaseException as error:
-                is_loss = isinstance(error, Exception) and self._survives and kvstore.has_failed(self._store)
+                is_loss = isinstance(error, Exception) and self._survives and has_failed(self._store)
                 if self._has_updated or not is_loss:
                     if is_step:
                         self.progress.steps.clear()  # as DataParallel forgets what it has accumulated

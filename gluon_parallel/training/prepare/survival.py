@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
 from typing import Any, Callable
 
 from ... import kvstore
@@ -13,8 +11,8 @@ from ...mxnet.trainers import has_made_store, want_store
 from ...step.first_step import broadcast_others
 from ...survive.survival import Survival
 from ..checkpoint import restore, state
-from ..checkpoint.state import is_divided, opened_store
-from .loaders import LoaderShard, shard_loader
+from ..checkpoint.state import opened_store
+from .loaders import shard_loader
 from .unpacked import UnpackedStep
 
 
@@ -69,22 +67,6 @@ def survive(
     if not has_made_store(trainer):
         broadcast_others(net, trainer, store)
     shards = [shard_loader(loader, store.rank, store.num_workers, seed, batch_axis) for loader in loaders]
-    survival = make_survival(step, net, trainer, shards, store)
+    survival = Survival(step, net, trainer, shards, store, state, restore)
     survival.join()
     return UnpackedStep((survival, *shards))
-
-
-def make_survival(
-    step: Callable[..., Any], net: mx.gluon.Block, trainer: mx.gluon.Trainer, loaders: Sequence[LoaderShard],
-    store: Any, **options: Any,
-) -> Survival:  # fmt: skip
-    """The :class:`.Survival` of these steps, whose states are those of checkpoints."""
-    if kvstore.survives(store) and kvstore.may_join() and loaders and is_divided(trainer):
-        raise ValueError(
-            "shard_optimizer=True, a communication hook or 2-bit compression: of what each process keeps for "
-            "itself, one that joins has nothing. Leave it out, or --max-processes of the launcher"
-        )
-    return Survival(
-        step, net, trainer, loaders, store, functools.partial(state, net, trainer),
-        lambda archive: restore(archive, net, trainer), **options,
-    )  # fmt: skip
