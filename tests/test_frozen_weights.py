@@ -120,6 +120,27 @@ def test_passes_add_to_the_gradients_beside_a_frozen_parameter(name, hybridize):
 
 
 @pytest.mark.parametrize("hybridize", [False, True])
+def test_frozen_dense_layers_train_their_bias_as_float64_does_on_any_number_of_devices(hybridize):
+    def train(num_devices, dtype):
+        net = nn.Dense(3, in_units=4)
+        net.cast(dtype)
+        net.initialize(mx.init.One(), ctx=gp.devices(f"cpu:{num_devices}"))
+        if hybridize:
+            net.hybridize()
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+        step = gp.DataParallel(net, gluon.loss.L2Loss(), trainer)
+        for number in range(5):
+            net.weight.grad_req = "null" if number in (1, 2, 4) else "write"
+            random = np.random.default_rng(number)
+            step(*(nd.array(random.normal(size=(7, size)), dtype=dtype) for size in (4, 3)))
+        return net.bias.data(mx.cpu(0)).asnumpy()
+
+    wanted = train(1, "float64")
+    for num_devices in (1, 2, 3):
+        np.testing.assert_allclose(train(num_devices, "float32"), wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("hybridize", [False, True])
 def test_recomputed_layers_and_arrays_of_numpy_are_no_exception(hybridize):
     def bias_gradient(frozen, wrap, x):
         net = wrap(nn.Dense(3, in_units=5))

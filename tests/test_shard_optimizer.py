@@ -53,6 +53,32 @@ def test_optimizers_update_parts_of_arrays_as_the_whole_ones(name, caplog):
     assert ("OfItsOwn is no optimizer of MXNet's" in caplog.text) == (name == "ofitsown")
 
 
+@pytest.mark.parametrize("frozen", [[0], [1, 3], [5], [0, 2, 4]])
+@pytest.mark.parametrize("name", ["sgd", "nag", "adam", "lamb"])
+def test_a_parameter_that_was_frozen_gets_the_rates_of_a_schedule_as_without_shards(name, frozen):
+    """Counts of updates differ then, and a rate follows from the largest count of what was updated before."""
+
+    def trained(shard):
+        net = gluon.nn.HybridSequential()
+        net.add(*(gluon.nn.Dense(7, in_units=7) for _ in range(3)))  # six arrays: more than SGD updates at once
+        net.initialize(ctx=CPUS)
+        for number, parameter in enumerate(net.collect_params().values()):
+            values = np.random.default_rng(number).normal(size=parameter.shape)
+            parameter.set_data(nd.array(values))
+        schedule = mx.lr_scheduler.FactorScheduler(1, 0.5, base_lr=0.1)
+        parameters = [*net.collect_params().values()]
+        trainer = gluon.Trainer(parameters, name, {"lr_scheduler": schedule})
+        step = gp.DataParallel(net, gluon.loss.L2Loss(), trainer, shard_optimizer=shard)
+        for number in range(6):
+            for place in frozen:
+                parameters[place].grad_req = "null" if number < 2 else "write"
+            random = np.random.default_rng(number)
+            step(*(nd.array(random.normal(size=(5, 7))) for _ in range(2)))
+        return list(bits(net).values())  # by the blocks' names
+
+    assert trained(False) == trained(True)
+
+
 def test_convolutions_that_onednn_has_laid_out_anew_are_updated_in_parts():
     def trained(shard):
         net = gluon.nn.HybridSequential()
@@ -85,6 +111,21 @@ def test_every_value_has_one_owner_and_owners_have_alike_many_and_take_turns(rng
         # So they sum, update and copy at the same time, whichever gradients are ready: by groups of so many values.
         total = np.cumsum(own, axis=0)
         assert turn > 100 or (total.max(axis=1) - total.min(axis=1) <= num * (100 + 17) + 400).all(), total
+
+
+def test_layers_that_are_trained_later_or_not_for_a_time_are_divided_and_updated():
+    def trained(shard):
+        net, _, parallel = make(None, CPUS, "adam", {}, shard)
+        net.second.grad_req = "null"
+        train(parallel, None, 0, 2)
+        net.second.grad_req = "write"
+        train(parallel, None, 2, 2)
+        for number, grad_req in enumerate(("null", "write")):  # each gives it new arrays for its gradient
+            net.first.grad_req = grad_req
+            train(parallel, None, 4 + 2 * number, 2)
+        return bits(net)
+
+    assert trained(False) == trained(True)
 
 
 def test_states_from_before_are_divided_and_checkpoints_hold_them_whole(tmp_path):

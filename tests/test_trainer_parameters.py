@@ -58,9 +58,62 @@ def assert_same(net, one):
             np.testing.assert_allclose(copy, wanted, rtol=1e-5, atol=1e-6)  # float32, sums in another order
 
 
+def write_in_place(net, _):
+    for parameter in net.collect_params().values():
+        for copy in parameter.list_data():
+            copy[:] = copy.clip(-0.9, 0.9)
+
+
 def set_data(net, _):
     for parameter in net.collect_params().values():
         parameter.set_data(parameter.list_data()[0] * 0.5)
+
+
+def load_parameters(net, file):
+    net.save_parameters(file)
+    for copy in net[0].weight.list_data():
+        copy[:] = 7
+    net.load_parameters(file)
+
+
+def force_reinit(net, _):
+    net.initialize(mx.init.Constant(0.3), ctx=net[0].weight.list_ctx(), force_reinit=True)
+
+
+WRITES = [write_in_place, set_data, load_parameters, force_reinit]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("write", WRITES)
+def test_what_the_caller_writes_between_steps_is_trained_on_as_on_one_device(write, optimizer, tmp_path):
+    def train(devices, store):
+        net = layers(devices)
+        trainer = trainer_of(net, optimizer, store)
+        for number in range(5):
+            step(net, trainer, number)
+            if number in (1, 2):
+                write(net, str(tmp_path / "parameters"))
+        return net
+
+    one = train(gp.devices("cpu:1"), "device")
+    for num_devices, store in ((2, "device"), (3, "local"), (2, mx.kv.create("device"))):
+        assert_same(train(gp.devices(f"cpu:{num_devices}"), store), one)
+
+
+@pytest.mark.parametrize("make_store", [lambda: "device", lambda: mx.kv.create("local")], ids=["name", "store"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_set_data_keeps_the_optimizers_state_where_the_caller_has_the_store_update(optimizer, make_store):
+    def train(devices, on_store, store):
+        net = layers(devices)
+        trainer = trainer_of(net, optimizer, store, on_store)
+        for number in range(5):
+            step(net, trainer, number)
+            if number == 2:
+                set_data(net, None)
+        assert bool(trainer._update_on_kvstore) == on_store
+        return net
+
+    assert_same(train(gp.devices("cpu:3"), True, make_store()), train(gp.devices("cpu:1"), False, "device"))
 
 
 def test_the_environment_may_have_the_store_update(monkeypatch):
@@ -69,6 +122,46 @@ def test_the_environment_may_have_the_store_update(monkeypatch):
     trainer._init_kvstore()
     assert trainer._update_on_kvstore
     assert trainer_of(layers(gp.devices("cpu:2")), on_store=False)._update_on_kvstore is None
+
+
+@pytest.mark.parametrize("num_devices", [2, 3])
+def test_two_trainers_of_the_same_parameters_build_on_each_others_updates(num_devices):
+    def train(devices):
+        net = layers(devices)
+        trainers = [trainer_of(net), trainer_of(net, "adam")]
+        for number in range(5):
+            step(net, trainers[number % 2], number)
+        return net
+
+    assert_same(train(gp.devices(f"cpu:{num_devices}")), train(gp.devices("cpu:1")))
+
+
+MOVES = [([0], [0, 1]), ([0], [1]), ([0, 1], [0, 1, 2]), ([0, 1], [2]), ([0, 1, 2], [1, 0]), ([0, 1], [2, 3])]
+
+
+@pytest.mark.parametrize("store", ["device", "of the caller", None])
+@pytest.mark.parametrize("before", [0, 2])
+@pytest.mark.parametrize("way", ["step", "update", "DataParallel"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_trainer_follows_its_parameters_to_other_devices(optimizer, way, before, store):
+    one = layers(gp.devices("cpu:1"))
+    wanted = trainer_of(one, optimizer)
+    for number in range(5):
+        step(one, wanted, number)
+    for first, then in MOVES:
+        if store is None and (way != "DataParallel"):
+            continue  # then nobody sums over devices
+        net = layers([mx.cpu(number) for number in first])
+        trainer = trainer_of(net, optimizer, mx.kv.create("device") if store == "of the caller" else store)
+        made = way
+        for number in range(5):
+            if number == before:
+                net.collect_params().reset_ctx([mx.cpu(number) for number in then])
+            if way == "DataParallel" and number in (0, before):
+                made = gp.DataParallel(net, loss_of, trainer)
+            step(net, trainer, number, made)
+        assert_same(net, one)
+        assert trainer._contexts == [mx.cpu(number) for number in then] and len(trainer._updaters) == len(then)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -84,6 +177,31 @@ def test_a_store_that_updates_goes_on_with_its_state_on_other_devices(optimizer)
     net.collect_params().reset_ctx(mx.cpu(0))
     with pytest.raises(GradientUnavailable, match="update_on_kvstore"):
         step(net, trainer, 0)
+
+
+def test_states_are_saved_and_loaded_after_a_move(tmp_path):
+    one, net, again = (layers(gp.devices(f"cpu:{num}")) for num in (1, 2, 1))
+    trainers = [trainer_of(each, "adam") for each in (one, net, again)]
+    for number in range(2):
+        step(one, trainers[0], number)
+        step(net, trainers[1], number)
+    net.collect_params().reset_ctx(gp.devices("cpu:3"))
+    again.collect_params().reset_ctx([mx.cpu(2), mx.cpu(1)])
+    for parameter, [wanted] in zip(again.collect_params().values(), weights(one)):
+        parameter.set_data(nd.array(wanted))
+    trainers[1].save_states(str(tmp_path / "states"))
+    trainers[2].load_states(str(tmp_path / "states"))
+    gp.checkpoint.save(tmp_path / "checkpoint", net, trainers[1])
+    for number in range(2, 5):
+        for each, trainer in zip((one, net, again), trainers):
+            step(each, trainer, number)
+    assert_same(net, one)
+    assert_same(again, one)
+    gp.checkpoint.load(tmp_path / "checkpoint", again, trainers[2])
+    again.collect_params().reset_ctx(mx.cpu(3))
+    for number in range(2, 5):
+        step(again, trainers[2], number)
+    assert_same(again, one)
 
 
 def test_parameters_on_different_numbers_of_devices_and_a_divided_state_are_refused():

@@ -186,6 +186,108 @@ def test_the_pass_of_a_generator_leaves_no_gradient_on_devices_that_are_idle_lat
         assert_as_one_device(many, one)
 
 
+@pytest.mark.parametrize("first", ["no trainer", "another trainer", "this trainer", "gp.allreduce"])
+@pytest.mark.parametrize("num_devices", [2, 3])
+def test_the_first_step_leaves_out_gradients_of_earlier_passes_whoever_makes_it(num_devices, first):
+    def train(num_devices):
+        [layer] = make(num_devices, (2, 1))
+        trainers = [] if first == "no trainer" else [make_trainer(layer)]
+        if first == "another trainer":
+            trainers.append(make_trainer(layer))
+        for size in (4, 1):
+            with autograd.record():
+                losses = [loss_of(layer, x.astype("float64"))
+                          for x in gp.split_and_load(nd.ones((size, 2)), layer.weight.list_ctx())]  # fmt: skip
+            autograd.backward(losses)
+        [trainer, *_] = trainers or [make_trainer(layer)]
+        if first == "gp.allreduce" and num_devices > 1:
+            gp.allreduce(layer.weight.list_grad())
+            trainer.update(1)
+        else:
+            trainer.step(1)
+        return weights(layer)
+
+    assert_as_one_device(train(num_devices), train(1))
+
+
+@pytest.mark.parametrize("num_devices", [2, 3])
+def test_gradients_that_are_added_count_from_every_pass_since_they_were_zero(num_devices):
+    def train(num_devices):
+        [layer] = make(num_devices, (2, 1))
+        layer.weight.grad_req = "add"
+        trainer = make_trainer(layer, update_on_kvstore=False)
+        for sizes in ((4, 1), (3, 2, 1), (1,)):
+            for size in sizes:
+                with autograd.record():
+                    losses = [loss_of(layer, nd.ones(x.shape, x.ctx, "float64"))
+                              for x in gp.split_and_load(nd.ones((size, 2)), layer.weight.list_ctx())]  # fmt: skip
+                autograd.backward(losses)
+            trainer.step(sum(sizes))
+            layer.weight.zero_grad()
+        return weights(layer)
+
+    assert_as_one_device(train(num_devices), train(1))
+
+
+def test_a_device_in_the_middle_may_be_idle_and_a_layer_may_be_used_on_one_device_alone():
+    first, other = make(3, (1, 1), (1, 1))
+    trainer = make_trainer(first, other)
+    devices = first.weight.list_ctx()
+
+    def backward(*used):
+        with autograd.record():
+            losses = [sum(layer(nd.ones((1, 1), device, "float64")) for layer in layers).sum() * scale
+                      for device, scale, layers in used]  # fmt: skip
+        autograd.backward(losses)
+
+    backward((devices[0], 1, [first]), (devices[1], 1, [first, other]), (devices[2], 1, [first]))
+    backward((devices[0], 10, [first, other]), (devices[2], 10, [first]))
+    trainer.step(1)
+    # 1 - 0.05 x 20, 1 - 0.05 x 10; the learning rate is a float32
+    np.testing.assert_allclose(weights(first, other).ravel(), [0] * 3 + [0.5] * 3, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("update_on_kvstore", [None, True, False])
+def test_a_second_trainer_leaves_out_what_the_first_has_updated_as_on_one_device(update_on_kvstore):
+    def train(num_devices):
+        encoder, *heads = make(num_devices, (2, 2), (2, 1), (2, 1))
+        trainers = [make_trainer(encoder, head, update_on_kvstore=update_on_kvstore) for head in heads]
+        for size in (4, 1, 3):
+            with autograd.record():
+                losses = [sum(loss_of(head, encoder(x.astype("float64"))) for head in heads)
+                          for x in gp.split_and_load(nd.ones((size, 2)), encoder.weight.list_ctx())]  # fmt: skip
+            autograd.backward(losses)
+            trainers[0].step(size)
+            trainers[1].step(size, ignore_stale_grad=True)
+        return weights(encoder), weights(*heads)
+
+    for many, one in zip(train(2), train(1)):
+        assert_as_one_device(many, one)
+
+
+def test_two_trainers_take_turns_also_where_a_layer_is_frozen_before_passes_that_no_step_uses():
+    def train_in_turns(num_devices):
+        layers = make(num_devices, (2, 3), (3, 1))
+        trainers = [make_trainer(*layers), make_trainer(*layers)]
+        rng = np.random.default_rng(0)
+        for number, sizes in enumerate([[4], [4, 1], [3], [4, 1], [2, 1]]):
+            if number == 2:
+                layers[1].weight.grad_req = "null"
+            for size in sizes:
+                x = nd.array(rng.normal(size=(size, 2)), dtype="float64")
+                with autograd.record():
+                    losses = [loss_of(lambda x: layers[1](layers[0](x)), shard)
+                              for shard in gp.split_and_load(x, layers[0].weight.list_ctx())]  # fmt: skip
+                autograd.backward(losses)
+            step(trainers[number % 2])
+        return weights(*layers[:1]), weights(*layers[1:])
+
+    one = train_in_turns(1)
+    for num_devices in (2, 3):
+        for many, wanted in zip(train_in_turns(num_devices), one):
+            assert_as_one_device(many, wanted)
+
+
 @pytest.mark.parametrize("chosen", [slice(None), slice(-1, None)])
 @pytest.mark.parametrize("num_devices", [2, 3])
 def test_clipping_on_one_device_alone_is_refused_at_the_sum_unless_the_others_are_idle(num_devices, chosen):
@@ -230,3 +332,27 @@ def test_a_step_within_the_loop_over_devices_is_refused_or_warned_of(num_devices
         step_on(first)
     with pytest.warns(InexactUpdate, match="once for all devices"):
         step_on(second, ignore_stale_grad=True)
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 3])
+@pytest.mark.parametrize("flags", [{}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}])
+def test_a_parameter_that_is_frozen_while_a_device_is_idle_is_trained_on_it_again(num_devices, flags):
+    def train(num_devices, kinds, **flags):
+        net = gluon.nn.Dense(3, in_units=4)
+        net.initialize(mx.init.One(), ctx=gp.devices(f"cpu:{num_devices}"))
+        if flags:
+            net.hybridize(**flags)
+        parallel = gp.DataParallel(net, gluon.loss.L2Loss(), make_trainer(net))
+        for size, kind in kinds:
+            for one in kind.split(", "):
+                net.bias.grad_req = one
+            parallel.step(nd.ones((size, 4)), nd.zeros((size, 3)))
+        return [array.asnumpy() for array in net.bias.list_data()]
+
+    for kinds in (
+        [(8, "write"), (1, "null"), (8, "write"), (8, "write")],
+        [(8, "write"), (8, "null, write"), (8, "write")],
+        [(8, "null"), (1, "write"), (8, "write"), (8, "null"), (1, "null, write"), (8, "write")],
+    ):
+        many, one = train(num_devices, kinds, **flags), train(1, kinds)
+        np.testing.assert_allclose(many, one * num_devices, rtol=1e-6, atol=1e-6)  # float32
