@@ -25,6 +25,10 @@ from . import meeting
 _ACCEPTS = 0.2  # seconds after which a new process that waits at its port can be met
 
 
+class Differs(Exception):
+    """A new process trains something else than those that run."""
+
+
 class Newcomer(NamedTuple):
     """A new process that waits to be met."""
 
@@ -98,12 +102,12 @@ class Newcomers:
         return self._heard.popleft() if heard and all_have else None
 
     def connect(self, new: Newcomer) -> None:
-        """Meet a new process; DidNotJoin: it could not be met, or trains something else."""
+        """Meet a new process; :class:`Differs`: it trains something else; DidNotJoin: it could not be met."""
         found = difference(description(self._net, self._trainer), new.says)
         if found:
-            raise meeting.DidNotJoin(found)
+            raise Differs(found)
         pmix.places[new.number] = new.job, 0  # so that MPI hears from the launcher if it is lost meanwhile
-        meeting.connect(self._store, new.port)
+        meeting.connect(self._store, new.number, new.port)
 
     def refuse(self, new: Newcomer, why: Any) -> None:
         """Have the launcher end a new process that has not joined."""

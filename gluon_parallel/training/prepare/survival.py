@@ -318,7 +318,11 @@ class Survival:
         began = time.monotonic()
         try:
             self._regroup(False, functools.partial(self._newcomers.connect, new))
+        except newcomers.Differs as error:
+            self._newcomers.refuse(new, error)
+            return
         except meeting.DidNotJoin as error:
+            self._regroup(False)
             self._newcomers.refuse(new, error)
             return
         if new.number in self._store.ranks:
