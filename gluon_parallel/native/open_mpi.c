@@ -22,7 +22,7 @@ typedef struct Communicators {
 } Communicators;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the two lists */
-static Communicators complete;                           /* those that have collective operations */
+static Communicators finished;                           /* those that have collective operations */
 static Communicators missed;                             /* others, of which a process was lost */
 static _Atomic int num_failures, num_before = -1;
 
@@ -88,11 +88,11 @@ EXPORT bool ompi_comm_revoke_local(void *comm, bool only_collectives)
     if (!own_revoke)
         own_revoke = (Revoke *)function_of(__builtin_return_address(0), "ompi_comm_revoke_local");
     pthread_mutex_lock(&lock);
-    bool is_complete = find(&complete, comm) < complete.num;
-    if (!is_complete && find(&missed, comm) == missed.num)
+    bool is_finished = find(&finished, comm) < finished.num;
+    if (!is_finished && find(&missed, comm) == missed.num)
         add(&missed, comm);
     pthread_mutex_unlock(&lock);
-    return is_complete && own_revoke(comm, only_collectives);
+    return is_finished && own_revoke(comm, only_collectives);
 }
 
 /* Choose the collective operations of a communicator, the last thing that it needs. */
@@ -103,7 +103,7 @@ EXPORT int mca_coll_base_comm_select(void *comm)
     pthread_mutex_lock(&lock);
     bool has_missed = drop(&missed, comm);
     if (!error)
-        add(&complete, comm);
+        add(&finished, comm);
     pthread_mutex_unlock(&lock);
     if (!error && has_missed)
         own_revoke(comm, true);
@@ -115,7 +115,7 @@ EXPORT int mca_coll_base_comm_unselect(void *comm)
 {
     OWN(Collectives, mca_coll_base_comm_unselect);
     pthread_mutex_lock(&lock);
-    drop(&complete, comm);
+    drop(&finished, comm);
     drop(&missed, comm);
     pthread_mutex_unlock(&lock);
     return own(comm);
@@ -148,5 +148,5 @@ EXPORT int ompi_comm_request_schedule_append(void *request, Callback callback, v
 EXPORT int64_t gp_before_meeting(void)
 {
     num_before = num_failures;
-    return complete.num > 0;
+    return finished.num > 0;
 }
