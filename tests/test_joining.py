@@ -138,6 +138,7 @@ def test_processes_come_and_leave_as_the_list_of_hosts_says(undisturbed, tmp_pat
     thread.join()
     assert "rank 2 comes to the others; it joins when its script has come to gp.prepare" in output
     assert "rank 2 leaves after its step: the list has 1 processes" in output
+    assert "left after step" in output and "lost" not in output
 
 
 class Group:
@@ -248,8 +249,8 @@ def test_processes_come_up_to_the_number_of_the_list_and_leave_where_it_has_fewe
     assert len(group.started) == 1  # no more than --max-processes
     wants.num_wanted = 0
     group.look(4.0)
-    asked = [name for name, message in group.sent if message == {"say": heartbeat.LEAVES}]
-    assert asked == ["rank 1", "rank 2"]  # --min-processes stay
+    asked = [name for number in (1, 2) for name, message in group.sent if message["say"] == f"leaves {number}"]
+    assert asked == ["rank 0", "rank 2", "rank 1", "rank 0", "rank 1", "rank 2"]  # --min-processes stay
     for worker in group.workers[1:]:
         worker.is_lost = True
     wants.num_wanted = 2
