@@ -21,7 +21,6 @@ from gluon_parallel.launch.host_list import HostList
 from gluon_parallel.launch.joins import Joins
 from gluon_parallel.launch.logs import Logs
 from gluon_parallel.launch.member import Member
-from gluon_parallel.training.prepare import survival
 from mxnet import gluon
 
 PROGRAM = Path(__file__).with_name("support") / "joining.py"
@@ -139,6 +138,7 @@ def test_processes_come_and_leave_as_the_list_of_hosts_says(undisturbed, tmp_pat
     thread.join()
     assert "rank 2 comes to the others; it joins when its script has come to gp.prepare" in output
     assert "rank 2 leaves after its step: the list has 1 processes" in output
+    assert "left after step" in output and "lost" not in output
 
 
 class Group:
@@ -249,8 +249,8 @@ def test_processes_come_up_to_the_number_of_the_list_and_leave_where_it_has_fewe
     assert len(group.started) == 1  # no more than --max-processes
     wants.num_wanted = 0
     group.look(4.0)
-    asked = [name for name, message in group.sent if message == {"say": heartbeat.LEAVES}]
-    assert asked == ["rank 1", "rank 2"]  # --min-processes stay
+    asked = [name for number in (1, 2) for name, message in group.sent if message["say"] == f"leaves {number}"]
+    assert asked == ["rank 0", "rank 2", "rank 1", "rank 0", "rank 1", "rank 2"]  # --min-processes stay
     for worker in group.workers[1:]:
         worker.is_lost = True
     wants.num_wanted = 2
@@ -291,11 +291,10 @@ def test_what_a_new_process_could_not_take_over_is_refused_at_the_start(monkeypa
     monkeypatch.setenv("GLUON_PARALLEL_MAX_PROCESSES", "2")
     with pytest.raises(ValueError, match="no process can join this training, whose steps are the caller's"):
         gp.Loop([1.0])
-    monkeypatch.setattr(gp.kvstore, "survives", lambda _: True)
-    monkeypatch.setattr(survival, "is_divided", lambda _: True)  # as with a communication hook over several processes
+    monkeypatch.setattr(gp.kvstore, "repeats", lambda _: True)
     net = gluon.nn.Dense(1, in_units=3)
     net.initialize()
-    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    trainer = gluon.Trainer(net.collect_params(), "sgd", compression_params={"type": "2bit"})
     parallel = gp.DataParallel(net, gluon.loss.L2Loss(), trainer)
     data = gluon.data.ArrayDataset(mx.nd.ones((4, 3)), mx.nd.ones((4, 1)))
     with pytest.raises(ValueError, match="one that joins has nothing"):

@@ -89,7 +89,9 @@ class Joins:
             if (member := place.member) is not None and not member.is_lost and member not in self.leaving:
                 self.leaving.append(member)
                 self._say(f"{member.name} leaves after its step: the list has {num} processes", rest)
-                self._send(member, say=heartbeat.LEAVES)
+                others = [other for other in rest if other is not member]
+                for one in [*others, member]:  # the others first: then none takes it for lost
+                    self._send(one, say=heartbeat.LEAVES + member.name.partition(" ")[2])
         for place in self._places[:num]:
             member = place.member
             if member is None:

@@ -16,10 +16,12 @@ one, and end 0.07 apart: where rounding decides the sign of an input of a ReLU, 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import random
 import re
+import shutil
 import signal
 import statistics
 import sys
@@ -39,43 +41,106 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from lost_processes import BATCH, LARGEST, NETS, SAMPLES, parameters
 
 meeting: Any = sys.modules["gluon_parallel.survive.meeting"]  # in whose middle processes are ended
+pmix: Any = sys.modules["gluon_parallel.kvstore.mpi.pmix"]  # which starts new ones
 IS_NEW = "GLUON_PARALLEL_JOINS" in os.environ
 EPOCHS = 1000  # more than any run has
-MERGED = "_merged"  # the function of `meeting` in which old and new processes become one group
 WAIT = 0.3  # seconds between two steps while a process is missing, so that one can start before the training ends
 
 
 def orders_of(kind: str, chosen: random.Random, processes: int) -> tuple[list[list], int]:
-    """What happens in a run: (process, moment, signal) each, and how many processes join."""
+    """What happens in a run: (process, moment, what) each, and how many processes join.
+
+    A moment is a number of steps, or a word and a number: of steps or seconds behind it. What happens is a signal, or
+    "stop" (of the launcher, by SIGTERM), "full" (mpirun starts no process), "slots 2" (in the list that is watched).
+    """
     step, last, delay = chosen.randint(4, 20), processes - 1, chosen.uniform(0, 0.05)
     kill, one = "SIGKILL", [chosen.randint(1, last), step, "SIGKILL"]
     kinds = {
         "replaced": ([one], 1),
         "first": ([[0, step, kill]], 1),
         "two": ([[0, step, kill], [last, step + chosen.randint(0, 3), kill]], 2),
+        "two at once": ([[0, step, kill], [last, step, kill]], 2),
         "new dies before": ([one, [processes, "begin", kill]], 1),
         "new stopped before": ([one, [processes, "begin", "SIGSTOP"]], 1),
         "new dies in meeting": ([one, [processes, f"meet {delay}", kill]], 1),
         "new dies after": ([one, [processes, f"after {chosen.randint(0, 8)}", kill]], 2),
         "old dies while new starts": ([[last, step, kill], [0, f"late {chosen.uniform(0, 4)}", kill]], 2),
         "old dies in meeting": ([[last, step, kill], [chosen.randint(0, last - 1), f"meet {delay}", kill]], 2),
+        "stop while new starts": ([one, [one[0] - 1, f"late {chosen.uniform(0, 4)}", "stop"]], 0),
+        "stop in meeting": ([[last, step, kill], [0, f"meet {delay}", "stop"]], 0),
+        "no slots": ([one, *([number, "begin", "full"] for number in range(processes))], 1),
+        "grow twice": ([[0, step, f"slots {processes + 1}"], [0, 2 * step, f"slots {processes + 2}"]], 2),
+        "double": ([[0, step, f"slots {2 * processes}"]], processes),
+        "shrink": ([[0, step, f"slots {processes - 1}"]], 0),
         "rounds": ([[last, step, kill], *([last + number, "after 5", kill] for number in range(1, 10))], 10),
     }
     return kinds[kind]
 
 
 KINDS = [
-    "replaced", "first", "two", "new dies before", "new stopped before", "new dies in meeting", "new dies after",
-    "old dies while new starts", "old dies in meeting", "rounds",
+    "replaced", "first", "two", "two at once", "new dies before", "new stopped before", "new dies in meeting",
+    "new dies after", "old dies while new starts", "old dies in meeting", "stop while new starts", "stop in meeting",
+    "no slots", "grow twice", "double", "shrink", "rounds",
 ]  # fmt: skip
 
 
-def train(name: str, dtype: str, file: str, num_steps: int, orders: list) -> None:
+class Orders:
+    """What is to happen in this process, and when; see :func:`orders_of`."""
+
+    def __init__(self, options, orders: list) -> None:
+        self._launcher, self._hosts = options.launcher, Path(options.hosts)
+        self._begun = Path(f"{options.file}.meets")  # is there when those that train begin to meet a new process
+        number = int(os.environ.get("GLUON_PARALLEL_RANK", 0))
+        self._mine = [(*str(moment).split(), what) for who, moment, what in orders if who == number]
+        self.num_wanted = int(os.environ.get("GLUON_PARALLEL_NUM_WORKERS", 1))
+        meet = meeting.connect
+        meeting.connect = lambda *arguments: [self._begun.touch(), self.start("meet"), meet(*arguments)][-1]
+        if IS_NEW:
+            threading.Thread(target=self._wait, daemon=True).start()
+
+    def _wait(self) -> None:
+        begun = self._begun.stat().st_mtime if self._begun.exists() else 0  # of the meeting before
+        while not (self._begun.exists() and self._begun.stat().st_mtime > begun):
+            time.sleep(0.0005)
+        self.start("meet")
+
+    def at(self, *words: str) -> None:
+        """Do what is to happen now."""
+        for *moment, what in self._mine:
+            if moment == [*words]:
+                self._do(what)
+
+    def start(self, word: str) -> None:
+        """Do what is to happen so many seconds from now."""
+        for order in [order for order in self._mine if order[0] == word]:
+            self._mine.remove(order)
+            threading.Timer(float(order[1]), self._do, order[2:]).start()
+
+    def _do(self, what: str) -> None:
+        if what == "stop":
+            os.kill(self._launcher, signal.SIGTERM)
+        elif what == "full":
+            pmix._Program = functools.partial(self._too_many, pmix._Program)
+        elif what.startswith("slots"):
+            self.num_wanted = int(what.split()[1])
+            self._hosts.write_text(f"localhost slots={self.num_wanted}")
+        else:
+            os.kill(os.getpid(), getattr(signal, what))
+
+    def _too_many(self, make, *words):
+        """Once, a program of which mpirun cannot start any process: there is no folder to start it in."""
+        *words, _folder, number, info, num_info = words
+        pmix._Program = make
+        return make(*words, b"/there/is/no/such/folder", number, info, num_info)
+
+
+def train(options, orders: list) -> None:
     """Train as one of several processes, to which happens what `orders` say for it."""
+    happens, dtype, file = Orders(options, orders), options.dtype, options.file
     mx.random.seed(0)
     np.random.seed(0)  # noqa: NPY002 (the generator that MXNet's initializers use)
     rng = np.random.default_rng(1)
-    make_net, shape, _ = NETS[name]
+    make_net, shape, _ = NETS[options.net]
     images, labels = rng.standard_normal((SAMPLES, *shape)), rng.integers(0, 10, SAMPLES)
     data = gluon.data.ArrayDataset(mx.nd.array(images, dtype=dtype), mx.nd.array(labels, dtype=dtype))
     net = make_net()
@@ -83,64 +148,34 @@ def train(name: str, dtype: str, file: str, num_steps: int, orders: list) -> Non
     net.initialize(mx.init.Xavier(), ctx=gp.devices("auto"))
     net.hybridize()
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.02, "momentum": 0.9})
-    number = int(os.environ.get("GLUON_PARALLEL_RANK", 0))
-    mine = [(str(moment), getattr(signal, what)) for who, moment, what in orders if who == number]
-
-    def happen(what):
-        os.kill(os.getpid(), what)
-
-    for moment, what in mine:
-        word, _, after = moment.partition(" ")
-        if word == "begin":
-            happen(what)
-        elif word == "meet":
-            name_of_call = "accept" if IS_NEW else "connect"
-            meet = getattr(meeting, name_of_call)
-
-            def meet_and_happen(*arguments, delay=float(after), what=what, meet=meet):
-                if not IS_NEW:
-                    threading.Timer(delay, happen, [what]).start()
-                return meet(*arguments)
-
-            setattr(meeting, name_of_call, meet_and_happen)
-            if IS_NEW:
-                merged = getattr(meeting, MERGED)
-
-                def merge_and_happen(*arguments, delay=float(after), what=what, merged=merged, **options):
-                    threading.Timer(delay, happen, [what]).start()
-                    return merged(*arguments, **options)
-
-                setattr(meeting, MERGED, merge_and_happen)
+    happens.at("begin")
     store = gp.kvstore.create("auto")
     loader = gluon.data.DataLoader(data, BATCH, shuffle=True)
     training, loader = gp.prepare(
-        net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer, loader, store=store, sync_batch_norm=True
-    )
+        net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer, loader, store=store, sync_batch_norm=True,
+        run=f"{file}.run",
+    )  # fmt: skip
     first = training.num_steps
     sizes: list[int] = []
     lengths: list[float] = []
     memory: list[int] = []
-    num = int(os.environ.get("GLUON_PARALLEL_NUM_WORKERS", 1))
     begin = time.perf_counter()
     for _ in training.epochs(EPOCHS, progress=False):
         for x, y in loader:
-            for moment, what in mine:
-                word, _, after = moment.partition(" ")
-                if word == str(training.num_steps) or (word, after) == ("after", str(training.num_steps - first)):
-                    happen(what)
-                if word == "late" and store.num_workers < num and not hasattr(training, "timer"):
-                    training.timer = threading.Timer(float(after), happen, [what])
-                    training.timer.start()
+            happens.at(str(training.num_steps))
+            happens.at("after", str(training.num_steps - first))
+            if store.num_workers < happens.num_wanted:
+                happens.start("late")
             training.step(x, y)
             if store.num_workers > (sizes[-1] if sizes else store.num_workers):
                 memory.append(int(Path("/proc/self/statm").read_text().split()[1]) // 256)
             sizes.append(store.num_workers)
             lengths.append(time.perf_counter() - begin)
-            time.sleep(WAIT * (store.num_workers < num))
+            time.sleep(WAIT * (store.num_workers != happens.num_wanted))
             begin = time.perf_counter()
-            if training.num_steps == num_steps:
+            if training.num_steps == options.steps:
                 break
-        if training.num_steps == num_steps:
+        if training.num_steps == options.steps:
             break
     if store.rank == 0:
         Path(f"{file}.json").write_text(json.dumps({"sizes": sizes, "lengths": lengths, "memory": memory}))
@@ -154,16 +189,24 @@ def difference(weights: dict, expected: dict) -> float:
 
 def launch(options, folder: Path, orders: list, joining: bool = True):
     """(weights, what process 0 noted, result, what the launcher said)"""
-    file, logs = folder / "weights.npz", folder / "logs"
+    file, logs, hosts = folder / "weights.npz", folder / "logs", folder / "hosts"
     for path in [*folder.glob("weights*"), *logs.glob("*")]:
-        path.unlink()
-    words = ["--net", options.net, "--dtype", options.dtype, "--file", str(file), "--orders", json.dumps(orders)]
-    words += ["--steps", str(options.steps)]
-    result = gp.launch.launch(
-        __file__, words, options.processes, devices="cpu:1", timeout=options.timeout, logs=str(logs), live=False,
-        announces=options.verbose, min_processes=1 if joining else None,
-        max_processes=options.processes if joining else None,
-    )  # fmt: skip
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    hosts.write_text(f"localhost slots={options.processes}")
+    words = ["--net", options.net, "--dtype", options.dtype, "--file", str(file), "--steps", str(options.steps)]
+    words += ["--launcher", str(os.getpid()), "--hosts", str(hosts)]
+
+    def start(orders):
+        return gp.launch.launch(
+            __file__, [*words, "--orders", json.dumps(orders)], options.processes, devices="cpu:1",
+            timeout=options.timeout, logs=str(logs), live=False, announces=options.verbose,
+            min_processes=1 if joining else None, max_processes=2 * options.processes if joining else None,
+            hostfile=str(hosts) if joining else None,
+        )  # fmt: skip
+
+    result = start(orders)
+    if result.exit_code == 128 + signal.SIGTERM and any(what == "stop" for *_, what in orders):
+        result = start([])  # it goes on from its checkpoint
     said = sorted(
         {line for log in logs.glob("rank-*.log") for line in log.read_text().splitlines() if "gluon-p" in line}
     )
@@ -194,12 +237,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of what happens when (0)")
     parser.add_argument("--timeout", type=float, default=60, help="seconds, as of gluon-parallel launch (60)")
     parser.add_argument("--verbose", action="store_true", help="show what the launcher says")
-    for name in ("--file", "--orders"):  # of one process
+    for name in ("--file", "--orders", "--hosts"):  # of one process
         parser.add_argument(name, help=argparse.SUPPRESS)
+    parser.add_argument("--launcher", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.file:
-        orders = json.loads(options.orders)
-        train(options.net, options.dtype, options.file, options.steps, orders)
+        train(options, json.loads(options.orders))
         return 0
     chosen, table, is_right = random.Random(options.seed), [], True
     with tempfile.TemporaryDirectory() as name:
