@@ -190,7 +190,7 @@ def check_random_programs_train_as_one_device_does(store):
 def check_random_trainings_have_the_weights_of_one_device(store, tmp_path):
     """Those of rows, shards, hooks, pipelines and loops of one's own, too; all are run, also after one that differs."""
     wrong, cases = {}, []
-    for seed in seeds(4):
+    for seed in (seed + 2 for seed in seeds(2)):  # by default a pipeline, and a loop with rows
         trainings_draw.examine(seed, cases.append, shrink=False, processes=(store.num_workers,))
         folder = Path(gp.broadcast_object(str(tmp_path), store), str(seed))
         folder.mkdir(exist_ok=True)
