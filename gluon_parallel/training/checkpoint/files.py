@@ -13,14 +13,14 @@ import numpy as np
 from ... import archive
 from ...archive import Archive
 from ...errors import CheckpointError, NotFinite
-from ...kvstore import collective, survives, together
-from ...kvstore.collective import gather
+from ...kvstore import collective, together
+from ...kvstore.clients import opened_store
 from ...kvstore.contract import contract, is_distributed
 from ...metrics import gather_rows
 from ...mxnet.compat import mx
 from ...mxnet.trainers import store_of
 from . import forms
-from .state import checked, opened_store, state
+from .state import checked, state
 
 _OWN, _OBJECTS = "own/", "objects/"
 
@@ -87,8 +87,6 @@ def save(
 
     def save() -> Path:
         write(Path(path), net, trainer, own, writes=store.rank == 0)
-        if survives(store):  # so that another process writes if this one is lost meanwhile
-            gather(store, "gp.checkpoint.save()", np.zeros(1))
         return Path(path)
 
     try:

@@ -3,7 +3,7 @@
 import contextlib
 import difflib
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable, Optional
 
 from ... import kvstore
@@ -16,12 +16,13 @@ from ...mxnet.trainers import has_made_store, store_of, want_store, wanted_store
 from ...nn import convert_sync_batchnorm
 from ...nn.blocks import net_and_loss
 from ...nn.sync_batch_norm.participants import groups_of
-from ...reduce.reducer import shards_of
 from ...step import DataParallel
 from ...step.data_parallel import expect_equal_batches
+from ...survive.survival import Survival
+from ..checkpoint import restore, state
+from ..run import Run
 from .loop import Loop
 from .prediction import predict
-from .survival import Survival
 from .train_metrics import TrainMetrics
 from .unpacked import Unpacked
 
@@ -98,12 +99,7 @@ def prepare(
     known = [*inspect.signature(prepare).parameters, *inspect.signature(DataParallel).parameters]
     for option in options:
         if option not in known:
-            if option == "batch_size":
-                hint = "; the loader has it: gluon.data.DataLoader(data, batch_size=...)"
-            else:
-                close = difflib.get_close_matches(option, known, n=1)
-                hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise TypeError(f"prepare has no argument {option!r}{hint}")
+            raise TypeError(f"prepare has no argument {option!r}{_hint(option, known)}")
     store = _connected(trainer, store)
     blocks = net_and_loss(net, loss)
     if sync_batch_norm:
@@ -123,6 +119,19 @@ def prepare(
     if not isinstance(train_metrics, (list, tuple)) or train_metrics:
         training.train_metric(train_metrics)
     return Unpacked((training, *training.loaders)) if loaders else training
+
+
+def _hint(option: str, known: Sequence[str]) -> str:
+    """Where an argument belongs that ``prepare`` does not take, "" if that is not known."""
+    if option == "batch_size":
+        return "; the loader has it: gluon.data.DataLoader(data, batch_size=...)"
+    places: dict[str, Callable[..., Any]] = {"gp.Run": Run}
+    places.update((f"training.{name}", method) for name, method in inspect.getmembers(Training, inspect.isfunction))
+    for place, function in places.items():
+        if option in inspect.signature(function).parameters:
+            return f"; {place}(..., {option}=...) has it"
+    close = difflib.get_close_matches(option, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _connected(trainer: mx.gluon.Trainer, store: Optional[Any]) -> Any:
@@ -158,21 +167,16 @@ class Training(Loop):
         )  # fmt: skip
         self._metrics = TrainMetrics(parallel, self.store, self._meeting, self._saved_metrics)
         if self._survival is not None:
-            self._survival.num_steps = self.num_steps  # of a run that continues
+            self._survival.progress.num_steps = self.num_steps  # of a run that continues
 
     def _share_net(self) -> None:
         """Nothing: the first step does, when all shapes are known."""
 
     def _make_survival(self) -> None:
         parallel, self._survival = self._parallel, None
-        if kvstore.survives(self.store):
-            if shards_of(self.trainer) is not None:
-                raise ValueError(
-                    "shard_optimizer=True: the part of the optimizer's state that a lost process had is lost with it, "
-                    "so training cannot go on; leave out shard_optimizer, or --min-processes of the launcher"
-                )
+        if kvstore.repeats(self.store):
             self._survival = Survival(
-                parallel.step, parallel.net, parallel.trainer, self.loaders, self.store, self._reseed,
+                parallel.step, parallel.net, parallel.trainer, self.loaders, self.store, state, restore, self._reseed,
                 unfinished=lambda: parallel.mean, loop=self,
             )  # fmt: skip
 
@@ -237,10 +241,7 @@ class Training(Loop):
         Raises:
             NotFinite: a weight is NaN or infinite.
         """
-        if self._parallel.has_accumulated:
-            kvstore.together(self.store, self._parallel.update)
-        else:  # without an exchange, which keeps the processes from being two such calls apart
-            self._parallel.update()
+        kvstore.together(self.store, self._parallel.update)
 
     _finish_updates = update
 
