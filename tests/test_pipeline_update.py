@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from pipeline_nets import assert_equal, batch, cpus, layers, reference, set_weights, trainer_of
+from pipeline_nets import assert_equal, batch, cpus, layers, reference, set_weights, trainer_of, values
 
 import gluon_parallel as gp
 from mxnet import gluon
@@ -71,3 +71,23 @@ def test_weights_and_the_trainers_state_go_to_the_unsplit_net_and_back(tmp_path,
     gp.checkpoint.load(str(tmp_path / "one"), pipe.net, trainer := trainer_of(pipe.collect_params()))
     train(pipe, trainer, EQUAL[3:])
     assert_equal(net, wanted)
+
+
+def test_a_pipeline_whose_shapes_follow_from_its_first_batch_loads_a_checkpoint_before_it(tmp_path):
+    def make():
+        stages = [gluon.nn.Dense(6, activation="tanh"), gluon.nn.Dense(6)]
+        for stage in stages:
+            stage.initialize()
+        pipe = gp.Pipeline(stages, cpus(1, 2), 3)
+        return pipe, trainer_of(pipe.collect_params(), "adam")
+
+    batches = [[array.astype("float32") for array in one] for one in EQUAL]
+    pipe, trainer = make()
+    train(pipe, trainer, batches[:2])
+    gp.checkpoint.save(str(tmp_path / "state"), pipe.net, trainer)
+    train(pipe, trainer, batches[2:])
+    again, trainer = make()
+    gp.checkpoint.load(str(tmp_path / "state"), again.net, trainer)
+    train(again, trainer, batches[2:])
+    for name, value in values(pipe.net).items():
+        np.testing.assert_array_equal(values(again.net)[name], value)

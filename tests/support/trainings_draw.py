@@ -236,9 +236,7 @@ def fits(event, case, sizes):
         and case.get("backward") != "autograd.grad"
         and (way != "loop" or all(sizes)),
         "left_out": may_run and case.get("sums") == "allreduce_grads",
-        # The state of a pipeline is loaded when its shapes are known.
-        "checkpoint": (way in ("DataParallel", "loop") or (way == "Pipeline" and not case["deferred"]))
-        and not case.get("two_trainers"),
+        "checkpoint": way in ("DataParallel", "loop", "Pipeline") and not case.get("two_trainers"),
         "states": way in ("DataParallel", "loop")
         and not any(map(case.get, ("two_trainers", "shard_optimizer", "average"))),
         "freeze": can_freeze,
