@@ -119,45 +119,6 @@ def test_passes_add_to_the_gradients_beside_a_frozen_parameter(name, hybridize):
             np.testing.assert_allclose(gradient, 2 * wanted[other], **CLOSE, err_msg=f"{other}, {frozen} is frozen")
 
 
-@pytest.mark.parametrize("hybridize", [False, True])
-def test_recomputed_layers_and_arrays_of_numpy_are_no_exception(hybridize):
-    def bias_gradient(frozen, wrap, x):
-        net = wrap(nn.Dense(3, in_units=5))
-        net.initialize(mx.init.One())
-        if hybridize:
-            net.hybridize()
-        net.weight.grad_req = "null" if frozen else "write"
-        with mx.autograd.record():
-            loss = (net(x) ** 2).sum()
-        loss.backward()
-        return net.bias.grad().asnumpy()
-
-    for frozen in (False, True):
-        assert (bias_gradient(frozen, gp.nn.recompute, nd.ones((2, 5))) == 20).all()  # 2 samples, 2 * 5 each
-        with mx.util.np_shape(True), mx.util.np_array(True):
-            assert (bias_gradient(frozen, lambda net: net, mx.np.ones((2, 5))) == 20).all()
-
-
-@pytest.mark.parametrize("frozen", [["dense_weight"], ["dense_bias"]])
-def test_a_module_with_a_fixed_parameter_trains_the_other_one(frozen):
-    symbol = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="dense")
-    module = mx.mod.Module(mx.sym.LinearRegressionOutput(symbol, mx.sym.var("label")), label_names=["label"],
-                           fixed_param_names=frozen)  # fmt: skip
-    module.bind([("data", (4, 5))], [("label", (4, 3))])
-    module.init_params(mx.init.One())
-    module.init_optimizer("local", "sgd", {"learning_rate": 0.1})
-    x, y = (np.random.default_rng(0).normal(size=(4, size)).astype("float32") for size in (5, 3))
-    module.forward_backward(mx.io.DataBatch([nd.array(x)], [nd.array(y)]))
-    module.update()
-    residual = (x.sum(axis=1, keepdims=True) - y) / 3  # MXNet divides by the number of outputs
-    # MXNet's initializers leave biases at zero.
-    first = {"dense_weight": 1.0, "dense_bias": 0.0}
-    gradients_of_mean = {"dense_weight": residual.T @ x / 4, "dense_bias": residual.mean(axis=0)}
-    for name, value in module.get_params()[0].items():
-        wanted = first[name] - (0 if name in frozen else 0.1 * gradients_of_mean[name])
-        np.testing.assert_allclose(value.asnumpy(), np.broadcast_to(wanted, value.shape), **CLOSE)
-
-
 def test_a_net_is_freed_with_its_executors():
     net = made(*LAYERS["dense"], True)
     net.weight.grad_req = "null"

@@ -155,37 +155,6 @@ def test_passes_of_several_threads_count_whatever_their_order(at_once, order):
         np.testing.assert_allclose(weights(layer), before - 0.05, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("store", "update_on_kvstore", "first"),
-    [(*WAYS[0], "loop"), (*WAYS[1], "loop"), (*WAYS[2], "loop"), (*WAYS[0], "gp.DataParallel")],
-)
-def test_the_pass_of_a_generator_leaves_no_gradient_on_devices_that_are_idle_later(store, update_on_kvstore, first):
-    def train(num_devices):
-        generator, discriminator = make(num_devices, (2, 2), (2, 1))
-        trainers = [make_trainer(one, store=store, update_on_kvstore=update_on_kvstore)
-                    for one in (generator, discriminator)]  # fmt: skip
-        devices = discriminator.weight.list_ctx()
-        if first == "gp.DataParallel":
-            parallel = gp.DataParallel(discriminator, lambda output: (output**2).sum(axis=1), trainers[1])
-        for number, size in enumerate((4, 1, 4, 2)):
-            real, noise = nd.ones((size, 2), dtype="float64"), nd.ones((4, 2), dtype="float64") / 2
-            if first == "gp.DataParallel" and number % 2 == 0:
-                parallel.step(real)
-            else:
-                with autograd.record():
-                    losses = [(discriminator(x) ** 2).sum() for x in gp.split_and_load(real, devices)]
-                autograd.backward(losses)
-                trainers[1].step(size)
-            with autograd.record():
-                losses = [loss_of(discriminator, generator(x)) for x in gp.split_and_load(noise, devices)]
-            autograd.backward(losses)
-            trainers[0].step(4)
-        return weights(generator), weights(discriminator)
-
-    for many, one in zip(train(3), train(1)):
-        assert_as_one_device(many, one)
-
-
 @pytest.mark.parametrize("chosen", [slice(None), slice(-1, None)])
 @pytest.mark.parametrize("num_devices", [2, 3])
 def test_clipping_on_one_device_alone_is_refused_at_the_sum_unless_the_others_are_idle(num_devices, chosen):

@@ -1,11 +1,7 @@
 """Checks of training with a store: trainers, accumulated and compressed gradients, shapes that are known late."""
 
-import itertools
-import tempfile
-
 import numpy as np
 import pytest
-from update_loops import STEPS, Loop, OneDevice, assert_same_bits
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -209,20 +205,3 @@ def check_a_step_without_samples_on_any_process_is_refused(store):
         assert (net.weight.data(DEVICES[1]).asnumpy() == before).all()
     step(*((nd.ones((4, 2)), nd.zeros(4)) if store.rank else (None,)))
     assert (net.weight.data(DEVICES[1]).asnumpy() != before).all()
-
-
-def check_states_continue_on_other_devices(store):
-    """Optimizer states that were saved on other devices continue with the weights of one device."""
-    for case, way in (("adam", "update"), ("nadam", "step"), ("lars", "gp.DataParallel")):
-        one, weights, steps = OneDevice(case), None, enumerate(STEPS)
-        with tempfile.TemporaryDirectory() as folder:
-            for devices in ((0,), (1, 2), (0, 1)):
-                loop = Loop(case, way, devices, weights, store)
-                if weights is not None:
-                    loop.trainer.load_states(f"{folder}/states")
-                for number, step in itertools.islice(steps, 2):
-                    one.step(number, *step)
-                    loop.step(number, *step)
-                assert_same_bits(loop, one)
-                weights = [copies[0] for copies in loop.weights()]
-                loop.trainer.save_states(f"{folder}/states")
