@@ -152,9 +152,9 @@ def _from_numpy(array: np.ndarray, device: mx.Context) -> mx.nd.NDArray:
         raise BatchMismatch(
             f"MXNet makes no array of the batch's array of dtype {array.dtype}: {error}; write array.astype('float32')"
         ) from None
-    place = mx.cpu() if _is_gpu(device) else device  # MXNet waits for a GPU where it gets an array of NumPy
+    via = mx.cpu() if _is_gpu(device) else device  # MXNet waits for a GPU where it gets an array of NumPy
     with mx.autograd.pause():  # a recorded copy would connect two devices, see `hand_written_loops`
-        return as_current(mx.nd.array(array, ctx=place, dtype=dtype).as_in_context(device))
+        return as_current(mx.nd.array(array, ctx=via, dtype=dtype).as_in_context(device))
 
 
 def _is_gpu(device: mx.Context) -> bool:

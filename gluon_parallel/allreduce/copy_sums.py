@@ -62,8 +62,8 @@ class CopySums:
         handles = np.array(addresses_of(array for arrays in lists for array in arrays), np.int64)
         sizes = np.array([arrays[0].size for arrays in lists], np.int64)
         dtypes = np.array([_DTYPES[np.dtype(arrays[0].dtype)] for arrays in lists], np.int64)
-        places = [arrays[number % len(arrays)].ctx for number, arrays in enumerate(lists)]  # in turn
-        devices = np.array([(number.device_typeid, number.device_id) for number in places], np.int32)
+        contexts = [arrays[number % len(arrays)].ctx for number, arrays in enumerate(lists)]  # in turn
+        devices = np.array([(one.device_typeid, one.device_id) for one in contexts], np.int32)
         kept = handles, sizes, dtypes, devices
         record = C.CopySums(num_lists=len(lists), num_copies=len(lists[0]), scale=self._scale)
         record.handles, record.num_values, record.dtypes, record.devices = map(address_of, kept)

@@ -14,7 +14,7 @@ from ..mxnet.parameters import waits_for_shape
 from ..nn import SyncBatchNorm
 from ..pipeline import Pipeline
 from ..step import DataParallel
-from ..store_table import engines
+from ..store_table import launch_engines
 from ..training.seeding import reseed
 from .named_function import FORM, call
 
@@ -151,7 +151,7 @@ def _set_weights(task, rng, device, dtype):
 def train_processes(setup: Setup, devices: str, processes: int, engine: str, timeout: float) -> list[dict]:
     """The same in several processes; returns each one's parameters, or raises what a process that failed said."""
     try:
-        arguments = (setup, devices, engines()[engine].kvstore)
+        arguments = (setup, devices, launch_engines()[engine].kvstore)
         return call_in_processes(_train_in_process, arguments, processes, None, engine, timeout, live=False)
     except WorkerFailed as error:
         raise GluonParallelError(f"the {processes} processes failed:\n{error}") from error
@@ -184,7 +184,7 @@ def configure(parser: Any) -> None:
     parser.add_argument(
         "--processes", type=bounds.flag, default=2, help="how many processes (2); 1 compares devices alone"
     )
-    parser.add_argument("--engine", default="mpi", choices=list(engines()), help="how they meet (mpi)")
+    parser.add_argument("--engine", default="mpi", choices=list(launch_engines()), help="how they meet (mpi)")
     known = f"{', '.join(NETS)} (sync_batch_norm), or {FORM}"
     parser.add_argument("--net", default="sync_batch_norm", help=f"{known}; {_TAKES}")
     parser.add_argument("--steps", type=bounds.flag, default=6, help="updates (6)")
@@ -222,7 +222,7 @@ def main(options: Any) -> int:
     setup = Setup(*(getattr(options, name) for name in Setup._fields))
     tolerance: Optional[float] = options.tolerance
     if tolerance is None:
-        exact = setup.dtype == "float64" and (engines()[options.engine].keeps_float64 or options.processes == 1)
+        exact = setup.dtype == "float64" and (launch_engines()[options.engine].keeps_float64 or options.processes == 1)
         tolerance = 1e-6 if exact else 1e-3
     _check(options)
     contexts = parse_devices(spec)

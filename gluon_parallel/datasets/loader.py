@@ -35,7 +35,9 @@ class Loader(BatchSampler):
         return self._in_batches(self._order(random))
 
     def _in_batches(self, order):
-        return [order[first : first + self._together] for first in range(0, len(order), self._together)]
+        return [
+            order[first : first + self._global_batch_size] for first in range(0, len(order), self._global_batch_size)
+        ]
 
     def _of_this_worker(self, samples):
         first, stop = split.shard_bounds(len(samples), self.rank, self.num_workers)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
-from ..launch_engines import Engine, agent
+from ..launch_engines import LaunchEngine, agent
 from .decisions import Decisions
 from .host_list import HostList
 from .joins import Joins, order
@@ -27,7 +27,7 @@ _NEW = 32  # connections beside those of all agents that have not said so yet; o
 _HELLO = 4096  # bytes in which it says so
 
 
-class Group:
+class Launcher:
     """Start all processes of an engine, pass on what they say, and see to it that they end together.
 
     Args:
@@ -38,7 +38,7 @@ class Group:
     """
 
     def __init__(
-        self, engine: Engine, order: Callable[[str, int, str], dict[str, Any]], logs: Logs, timeout: float,
+        self, engine: LaunchEngine, order: Callable[[str, int, str], dict[str, Any]], logs: Logs, timeout: float,
         interrupts: Sequence[int] = (), min_processes: Optional[int] = None, advice: str = "",
         wants: Optional[HostList] = None,
     ) -> None:  # fmt: skip
@@ -161,11 +161,11 @@ class Group:
             self._send(name, **self.order(name, message["cores"], message["address"]))
         return name
 
-    def _add_member(self, number: int, place: int) -> Member:
+    def _add_member(self, number: int, slot: int) -> Member:
         """Make a new process known, which takes the place of the process that had this number in the beginning."""
         name = f"rank {number}"
         self.logs.open(name)
-        self.engine.new_places[number] = place
+        self.engine.slot_of_new[number] = slot
         self._tokens[name] = secrets.token_hex(16)
         member = self.decisions.members[name] = Member(name)
         member.is_new = True

@@ -1,4 +1,4 @@
-"""Processes that join or leave: which place is free, who starts a new process, and what has become of it.
+"""Processes that join or leave: which slot is free, who starts a new process, and what has become of it.
 
 They follow from what :class:`Decisions` knows and from its clock. Nothing here starts or ends a process.
 """
@@ -14,12 +14,12 @@ from .logs import Logs
 from .member import Member, describe
 
 _SOON = 60.0  # seconds; a process that is lost so soon after it has joined may be lost for a reason that stays
-_SO_OFTEN = 3  # losses so soon, after which a place stays empty for a while
+_SO_OFTEN = 3  # losses so soon, after which a slot stays empty for a while
 _MEETS = 3.0  # seconds after a loss in which the others have met a new process, or never will
 _WHILE = 60.0  # seconds of the first while; each further one is twice as long
 
 
-class Place:
+class Slot:
     """What one process at a time has: its number in the beginning, and how those that had it fared."""
 
     def __init__(self, number: int, member: Optional[Member] = None) -> None:
@@ -30,7 +30,7 @@ class Place:
         self.closed_until, self.pause = 0.0, _WHILE
 
     def note_end(self, now: float) -> bool:
-        """Its process is gone; returns whether the place stays empty for a while from now on."""
+        """Its process is gone; returns whether the slot stays empty for a while from now on."""
         self.noted = self.member
         self.num_early = self.num_early + 1 if now - self.joined < _SOON else 0
         if self.num_early < _SO_OFTEN:
@@ -44,7 +44,7 @@ class Joins:
 
     Args:
         workers: those that begin; a new one is appended when it has joined.
-        add: makes the member of a number at a place known, and returns it.
+        add: makes the member of a number at a slot known, and returns it.
         start: has a member start a new one.
         send: a function of a member and keywords, which sends them to its agent.
         limit: seconds within which a new process must have come to ``gp.prepare``.
@@ -63,11 +63,11 @@ class Joins:
         self._workers, self._add, self._start, self._send = workers, add, start, send
         self._logs, self.limit = logs, limit
         self._wants, self._num_first, self._least = wants, len(workers), least
-        self._places = [Place(number, member) for number, member in enumerate(workers)]
-        self._places += map(Place, range(len(workers), most))
+        self._slots = [Slot(number, member) for number, member in enumerate(workers)]
+        self._slots += map(Slot, range(len(workers), most))
         self._next_number = len(workers)
         self._new: Optional[Member] = None  # the one that is to join
-        self._place = self._places[0]  # which it takes
+        self._slot = self._slots[0]  # which it takes
         self._asked = 0.0  # when it was asked for
         self._starter: Optional[Member] = None
         self._is_ready = False
@@ -84,37 +84,37 @@ class Joins:
             return
         num = self._num_first
         if self._wants is not None and self._wants.num_wanted is not None:
-            num = max(self._least, min(self._wants.num_wanted, len(self._places)))
-        for place in self._places[num:]:
-            if (member := place.member) is not None and not member.is_lost and member not in self.leaving:
+            num = max(self._least, min(self._wants.num_wanted, len(self._slots)))
+        for slot in self._slots[num:]:
+            if (member := slot.member) is not None and not member.is_lost and member not in self.leaving:
                 self.leaving.append(member)
                 self._say(f"{member.name} leaves after its step: the list has {num} processes", rest)
                 others = [other for other in rest if other is not member]
                 for one in [*others, member]:  # the others first: then none takes it for lost
                     self._send(one, say=heartbeat.LEAVES + member.name.partition(" ")[2])
-        for place in self._places[:num]:
-            member = place.member
+        for slot in self._slots[:num]:
+            member = slot.member
             if member is None:
-                self._begin(place, now, rest)
+                self._begin(slot, now, rest)
                 return
             if member in self.leaving:
                 if member.is_lost:
-                    self._begin(place, now, rest)
+                    self._begin(slot, now, rest)
                     return
                 continue
-            if member.is_lost and place.noted is not member and place.note_end(now):
-                pause = f"{place.closed_until - now:g} s"
+            if member.is_lost and slot.noted is not member and slot.note_end(now):
+                pause = f"{slot.closed_until - now:g} s"
                 text = f"{member.name} was the third in a row that was lost soon; its place stays empty for {pause}"
                 self._say(text, rest)
-            if member.is_lost and now >= place.closed_until:
-                self._begin(place, now, rest)
+            if member.is_lost and now >= slot.closed_until:
+                self._begin(slot, now, rest)
                 return
 
-    def _begin(self, place: Place, now: float, rest: Sequence[Member]) -> None:
-        new = self._add(self._next_number, place.number)
+    def _begin(self, slot: Slot, now: float, rest: Sequence[Member]) -> None:
+        new = self._add(self._next_number, slot.number)
         self._next_number += 1
-        self._new, self._place, self._asked, self._is_ready = new, place, now, False
-        old = f"takes the place of {place.member.name}" if place.member is not None else "comes to the others"
+        self._new, self._slot, self._asked, self._is_ready = new, slot, now, False
+        old = f"takes the place of {slot.member.name}" if slot.member is not None else "comes to the others"
         self._say(f"{new.name} {old}; it joins when its script has come to gp.prepare", rest)
         self._have_started(rest)
 
@@ -150,7 +150,7 @@ class Joins:
             for other in rest:
                 self._send(other, say=heartbeat.JOINS + text[len(heartbeat.READY) :])
         elif member is new and text == heartbeat.JOINED:
-            self._new, self._place.member, self._place.joined = None, new, now
+            self._new, self._slot.member, self._slot.joined = None, new, now
             new.is_new = False
             self._workers.append(new)
             self.joined.append(new.name)
@@ -169,7 +169,7 @@ class Joins:
         self._say(f"{new.name} did not join: {why}; {len(rest)} go on", [*rest, new])
         for other in rest:  # those that are about to meet it
             self._send(other, say=heartbeat.LOST + new.name.partition(" ")[2])
-        self._place.member, self._place.joined = new, now
+        self._slot.member, self._slot.joined = new, now
 
     def end(self) -> None:
         """All others end: so does the new one."""

@@ -40,7 +40,7 @@ class Start(NamedTuple):
 
 
 @dataclasses.dataclass
-class Engine:
+class LaunchEngine:
     """One way for processes to find each other, and what is to run where; used for one attempt."""
 
     num_workers: int
@@ -52,7 +52,7 @@ class Engine:
     min_processes: Optional[int] = None  # how many must be left; None: a lost process ends all
     max_processes: Optional[int] = None  # how many there are after others have joined; None: nobody joins
     # number of a process that joins -> that of the process, of those that begin, whose place it has
-    new_places: dict[int, int] = dataclasses.field(default_factory=dict)
+    slot_of_new: dict[int, int] = dataclasses.field(default_factory=dict)
     kept: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)  # until the group's end
 
     kvstore = ""  # the store that a script creates under it
@@ -102,11 +102,11 @@ class Engine:
 
     def starts(self, contact: dict[str, str]) -> list[Start]:
         """What makes the agents appear, given what it must know to find the launcher; by default each by itself."""
-        return [start_one(self, contact, member, host) for member, host in self.places().items()]
+        return [start_one(self, contact, member, host) for member, host in self.member_hosts().items()]
 
-    def places(self) -> dict[str, str]:
+    def member_hosts(self) -> dict[str, str]:
         """Each worker, and its host."""
-        workers = hosts.place(self.num_workers, self.hosts)
+        workers = hosts.assign(self.num_workers, self.hosts)
         return {f"rank {rank}": host for rank, (host, _) in enumerate(workers)}
 
     def environment(self, member: str, address: str) -> dict[str, str]:
@@ -114,7 +114,7 @@ class Engine:
         return {}
 
 
-def start_one(engine: Engine, contact: dict[str, str], member: str, host: str) -> Start:
+def start_one(engine: LaunchEngine, contact: dict[str, str], member: str, host: str) -> Start:
     """How one agent is started on `host`, by its `rsh` unless it is this machine."""
     known = {**contact, agent.MEMBER: member}
     if hosts.is_local(host):
@@ -142,7 +142,7 @@ def find_mpirun(python: str = sys.executable) -> Optional[str]:
     return str(beside) if beside.exists() else shutil.which("mpirun")
 
 
-class MPI(Engine):
+class MPI(LaunchEngine):
     """mpirun."""
 
     kvstore, library, goes_on = "mpi", "MPI", True
@@ -226,7 +226,7 @@ class MPI(Engine):
         return [Start("mpirun", [*argv, *agents], env)]
 
 
-class PS(Engine):
+class PS(LaunchEngine):
     """MXNet's scheduler and servers."""
 
     kvstore, library, has_servers = "dist_sync", "ps-lite", True
@@ -269,12 +269,12 @@ class PS(Engine):
     def roles(self) -> list[str]:
         return ["scheduler", *(f"server {number}" for number in range(self.num_servers))]
 
-    def places(self) -> dict[str, str]:
-        places = super().places()
+    def member_hosts(self) -> dict[str, str]:
+        assigned = super().member_hosts()
         names = [host.name for host in self.hosts] or ["localhost"]
-        places.update({f"server {number}": names[number % len(names)] for number in range(self.num_servers)})
-        places["scheduler"] = "localhost"  # it is at the root's address, which is this machine's
-        return places
+        assigned.update({f"server {number}": names[number % len(names)] for number in range(self.num_servers)})
+        assigned["scheduler"] = "localhost"  # it is at the root's address, which is this machine's
+        return assigned
 
     def environment(self, member: str, address: str) -> dict[str, str]:
         role, _, number = member.partition(" ")
@@ -289,7 +289,7 @@ class PS(Engine):
         return {**variables, "PORT": str(self._ports[1 + int(number)])} if role == "rank" else variables
 
 
-class Horovod(Engine):
+class Horovod(LaunchEngine):
     """horovodrun."""
 
     kvstore, library = "horovod", "Horovod"

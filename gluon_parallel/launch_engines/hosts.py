@@ -138,12 +138,12 @@ def check_num_workers(num_workers: Optional[int], hosts: Sequence[Host]) -> int:
     return num_workers
 
 
-def place(num_workers: int, hosts: Sequence[Host]) -> list[tuple[str, int]]:
+def assign(num_workers: int, hosts: Sequence[Host]) -> list[tuple[str, int]]:
     """Rank by rank its host and its number on that host; hosts are filled in the order in which they were named.
 
     Example:
-        >>> place(3, [Host("h1", 2), Host("h2", 2)])
+        >>> assign(3, [Host("h1", 2), Host("h2", 2)])
         [('h1', 0), ('h1', 1), ('h2', 0)]
     """
-    places = [(host.name, slot) for host in hosts or [Host("localhost", num_workers)] for slot in range(host.slots)]
-    return places[:num_workers]
+    assigned = [(host.name, slot) for host in hosts or [Host("localhost", num_workers)] for slot in range(host.slots)]
+    return assigned[:num_workers]

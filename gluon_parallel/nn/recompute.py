@@ -33,7 +33,7 @@ from ..native import function
 from .blocks import blocks_of, draws_random_numbers
 from .executor import building, finish_initialization
 from .rewrite_graph import Node, graph_of, new_node, replace_nodes
-from .sync_batch_norm.participants import waiting_groups
+from .sync_batch_norm.participants import waiting_sync_groups
 
 _OPERATOR = "gluon_parallel_recompute"
 _graph_of: Attached[_Graph] = Attached("recomputed")  # blocks
@@ -99,7 +99,7 @@ def _forward(block: mx.gluon.HybridBlock, plain: Callable[..., Any], *args: Any)
     flat = flatten(args, "input")[0]
     if not mx.autograd.is_recording() or any(isinstance(one, mx.sym.Symbol) for one in flat):
         return plain(*args)
-    if waiting_groups(block):
+    if waiting_sync_groups(block):
         raise ValueError(
             f"recompute: {block.name} has a SyncBatchNorm layer, which would exchange statistics a second time, in an "
             "order of the backward pass that need not be that of the other devices; mark the blocks between such layers"

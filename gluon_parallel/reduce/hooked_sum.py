@@ -106,7 +106,7 @@ class HookedSum:
         make_plain(*own)
         sizes = [array.size * np.dtype(array.dtype).itemsize for array in own]
         kinds = [np.dtype(array.dtype).name for array in own]
-        for place, members in enumerate(assign_buckets(sizes, kinds, following=_BUCKET, alone=_BUCKET)):
+        for index, members in enumerate(assign_buckets(sizes, kinds, following=_BUCKET, alone=_BUCKET)):
             names = [parameters[member].name for member in members]
             numbers = [number_of[id(parameters[member])] for member in members]
             bucket = GradientBucket(
@@ -115,7 +115,7 @@ class HookedSum:
             # Of these parameters: with ignore_stale_grad, other updates may have others.
             key = f"hook {zlib.crc32(repr(numbers).encode()):08x}"
             try:
-                sums = _checked(hook(bucket, BucketStore(store_of(trainer), key, priority=-place)), bucket, hook)
+                sums = _checked(hook(bucket, BucketStore(store_of(trainer), key, priority=-index)), bucket, hook)
             except BaseException:  # Ctrl-C too
                 self.undo()
                 raise

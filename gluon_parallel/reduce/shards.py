@@ -142,10 +142,10 @@ class Shards:
         devices = owner_bounds(own, len(updaters_of(self._trainer)), self._whole)
         for number, between, within in zip(new, processes, devices):
             self._bounds[number] = between, [between[store.rank] + bound for bound in within]
-        for place, updater in enumerate(updaters_of(self._trainer)):  # states from before hold whole arrays
+        for index, updater in enumerate(updaters_of(self._trainer)):  # states from before hold whole arrays
             for number in updater.states.keys() & set(new):
                 self.with_state.add(number)
-                begin, end = self.owned(number, place)
+                begin, end = self.owned(number, index)
                 held = updater.states.pop(number)
                 if begin < end:
                     updater.states[number] = _copied(held, begin, end)
@@ -165,31 +165,31 @@ class Shards:
         with summing_for(store, self._trainer):
             store.reduce_scatter(trained, arrays, bounds)
 
-    def of_devices(self, reducer: Reducer, places: Sequence[int]) -> list[tuple[list, list, list]]:
-        """For each device (numbers of parameters, gradients, weights): what it updates of those at these places."""
+    def of_devices(self, reducer: Reducer, indices: Sequence[int]) -> list[tuple[list, list, list]]:
+        """For each device (numbers of parameters, gradients, weights): what it updates of those at these indices."""
         self.divide()
         if reducer is not self._reducer:
             self._reducer, self._pieces = reducer, {}
         found: list[tuple[list, list, list]] = [([], [], []) for _ in updaters_of(self._trainer)]
         with mx.autograd.pause():
-            make_plain(*itertools.chain.from_iterable(reducer.weights[place] for place in places))
-            for place in places:
-                number = reducer.numbers[place]
+            make_plain(*itertools.chain.from_iterable(reducer.weights[index] for index in indices))
+            for index in indices:
+                number = reducer.numbers[index]
                 self.with_state.add(number)
                 if number not in self._pieces:
-                    self._pieces[number] = self._pieces_of(number, reducer.weights[place], reducer.gradients[place])
+                    self._pieces[number] = self._pieces_of(number, reducer.weights[index], reducer.gradients[index])
                 for device, weight, gradient, _ in self._pieces[number]:
                     for known, one in zip(found[device], (number, gradient, weight)):
                         known.append(one)
         return found
 
-    def share(self, reducer: Reducer, places: Sequence[int]) -> None:
+    def share(self, reducer: Reducer, indices: Sequence[int]) -> None:
         """Copy what each device of each process has updated to all others."""
-        numbers = [reducer.numbers[place] for place in places]
+        numbers = [reducer.numbers[index] for index in indices]
         for piece in itertools.chain.from_iterable(self._pieces[number] for number in numbers):
             for copy in piece.copies:
                 piece.weight.copyto(copy)
-        self.gather(numbers, [reducer.weights[place] for place in places])
+        self.gather(numbers, [reducer.weights[index] for index in indices])
 
     def gather(self, numbers: Sequence[int], arrays: Sequence[Sequence[mx.nd.NDArray]]) -> None:
         """Of arrays that are divided as the parameters of these numbers: give all processes the owner_bounds of each.

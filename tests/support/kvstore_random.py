@@ -29,7 +29,7 @@ VARIABLE = "GLUON_PARALLEL_TESTS_PROGRAMS"
 TOLERANCE = {"float32": 1e-5, "float64": 1e-13}  # relative to what is larger: a value, or 1
 
 
-def groups_of(store):
+def sync_groups_of(store):
     """{kind of sync group: the ranks of each group}."""
     num = store.num_workers
     found = {
@@ -144,7 +144,7 @@ def problems(seed, store, **options):
     """What differs from one device in the program of this seed, in words; `options` are those of ``DataParallel``."""
     program = Program.draw(np.random.default_rng(seed), store.num_workers)
     store = gp.kvstore.create(store.type)
-    groups = groups_of(store)
+    groups = sync_groups_of(store)
     member = store.rank in program.members
     rng = np.random.default_rng([seed, store.rank])
     # Those outside of the group make one of their own, or none.

@@ -66,7 +66,7 @@ class LostWorkers:
         num_exchanges = sum(sum(self._count(name).values()) for name in list(progress.counts))
         elsewhere = {
             other.ranks[rank]
-            for other in progress.engines
+            for other in progress.progress_engines
             if other is not progress
             for rank in other.lost.waited_for.union(*(exchange.ranks_missing() for exchange in other.active()))
         }

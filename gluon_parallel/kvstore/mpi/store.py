@@ -38,7 +38,7 @@ from .regrouping import regroup
 from .shared_memory.rows import Reduction, SharedGather
 from .shared_memory.shards import exchange_in_shared_memory
 from .shared_memory.sums import KeySums
-from .startup import part_of, progress_engine
+from .startup import progress_engine, subgroup_of
 
 if TYPE_CHECKING:
     from .progress_engine import ProgressEngine
@@ -92,7 +92,7 @@ class MPI(Store):
         return f"{said}, {'sums in shared memory' if one_host else 'sums between hosts'}"
 
     def end_exchanges(self) -> None:
-        for one in self._progress.engines:
+        for one in self._progress.progress_engines:
             one.wait_for_end()
 
     def regroup(self) -> list[int]:
@@ -283,7 +283,7 @@ class MPI(Store):
         self._start(key, name, own, outs, on, priority)
 
     def subgroup(self, members: Sequence[int] | None) -> MPI | None:
-        progress = part_of(self._progress, members)
+        progress = subgroup_of(self._progress, members)
         number = f"{self._number}.{next(self._subgroup_numbers)}"
         RECORDER.members[number] = frozenset(() if progress is None else progress.ranks)
         return None if progress is None else MPI(progress, number)

@@ -20,7 +20,7 @@ from ...mxnet.compat import mx
 from ...mxnet.device_threads.thread import thread_of
 from ..blocks import blocks_of
 from .layer import SyncBatchNorm
-from .participants import groups_of, restart
+from .participants import restart, sync_groups_of
 
 _NAME = "a training step in which a process has no samples"  # for errors
 _ADVICE = (
@@ -187,7 +187,7 @@ class Join:
 def refuse_graphs(net: mx.gluon.Block) -> None:
     """Refuse a net with a graph without its layers, whose momentum is not known here, in a step without samples."""
     known = {block.sync_group for block in blocks_of(net) if isinstance(block, SyncBatchNorm)}
-    for group in groups_of(net):
+    for group in sync_groups_of(net):
         if group.spans_processes and group not in known:
             raise BarrierBroken(f"{group.name}: a graph without its Gluon layers cannot leave out a step; split evenly")
 

@@ -35,7 +35,7 @@ _LOOP = """Launch all devices before you read a result of one:
 HANDED_OVER = "handed over"  # instead of a store's name, in a graph's marks
 # A custom operator is given nothing but strings, so it finds its group by a token. Weak, so that a group lives as long
 # as its running mean.
-groups_by_token: weakref.WeakValueDictionary[str, SyncGroup] = weakref.WeakValueDictionary()
+sync_groups_by_token: weakref.WeakValueDictionary[str, SyncGroup] = weakref.WeakValueDictionary()
 # Of the running means of layers: layers that share it share the group, and it cannot be copied.
 GROUPS: Attached[SyncGroup] = Attached("sync_group", is_copied=True)
 stores: dict[str, object] = {}  # of marks in graphs, by token: JSON cannot hold them
@@ -86,7 +86,7 @@ class SyncGroup:
             separate_training.note(
                 "SyncBatchNorm", False, "takes the statistics of this process alone (write kvstore=store)"
             )
-        groups_by_token[self.token] = self
+        sync_groups_by_token[self.token] = self
 
     def connect(self, store: Any) -> None:
         """Meet the other processes of the group through `store`; before the first training call, and in all of them."""
@@ -225,9 +225,9 @@ _failing = threading.Lock()
 _BETWEEN = 0.01  # seconds
 
 
-def all_groups() -> list[SyncGroup]:
+def all_sync_groups() -> list[SyncGroup]:
     """The groups of all layers that live."""
-    return list(groups_by_token.values())
+    return list(sync_groups_by_token.values())
 
 
 def group_of(parameter: mx.gluon.Parameter | None, mark: str, name: str) -> SyncGroup | None:
