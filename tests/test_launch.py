@@ -174,7 +174,7 @@ def rehearse(monkeypatch, script, tmp_path):
         result = launching.launch(script(""), num_workers=2, logs=str(tmp_path / "logs"), **options)
         return result, Rehearsal.made
 
-    monkeypatch.setattr(launching, "Group", Rehearsal)
+    monkeypatch.setattr(launching, "Launcher", Rehearsal)
     monkeypatch.setattr(engines.MPI, "check", lambda self: None)
     for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)

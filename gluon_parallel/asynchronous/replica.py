@@ -16,7 +16,7 @@ from ..mxnet.parameters import is_initialized
 from ..nn.blocks import blocks_of
 from ..sample_loss import backward_per_sample, check_reduction
 from ..split import num_samples, split_and_load
-from .rules import Array, concatenate, unflatten
+from .rules import Array, concatenate, cut
 
 
 def _refuse_sync_batch_norm(net: Any) -> None:
@@ -122,4 +122,4 @@ class Replica(MeanGradient):
         return mean.asnumpy().item(), gradient, count
 
     def _unflattened(self, weights: Array) -> list[Array]:
-        return unflatten(weights, [parameter.shape for parameter in self._trained])
+        return cut(weights, [parameter.shape for parameter in self._trained])

@@ -94,11 +94,11 @@ def concatenate(arrays: Sequence[Array]) -> Array:
     return np.concatenate([array.ravel() for array in arrays]).astype(np.float32, copy=False)
 
 
-def unflatten(flat: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
+def cut(flat: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
     """The arrays of these shapes that a flat one consists of.
 
     Example:
-        >>> [part.tolist() for part in unflatten(np.arange(6), [(2, 2), (2,)])]
+        >>> [part.tolist() for part in cut(np.arange(6), [(2, 2), (2,)])]
         [[[0, 1], [2, 3]], [4, 5]]
     """
     ends = np.cumsum([math.prod(shape) for shape in shapes])

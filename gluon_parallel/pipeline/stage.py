@@ -288,7 +288,7 @@ class StageDevices(list):
 
     def move_parameters(self) -> None:
         """Put parameters of the pipeline that have got their values elsewhere on the devices of their stages."""
-        self.pipeline._place()
+        self.pipeline._move_parameters()
 
     def __eq__(self, other: object) -> bool:
         is_ours = isinstance(other, StageDevices) and other.pipeline is self.pipeline

@@ -171,6 +171,6 @@ class FlatNet:
         return float((self.logits(weights, x).argmax(axis=1) == y).mean())
 
     def _forward(self, weights: Array, x: Array) -> tuple[Array, Array, Array]:
-        w1, b1, w2, b2 = rules.unflatten(weights, self.shapes)
+        w1, b1, w2, b2 = rules.cut(weights, self.shapes)
         hidden = np.maximum(x @ w1 + b1, 0)
         return hidden, hidden @ w2 + b2, w2
