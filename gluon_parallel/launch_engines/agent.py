@@ -33,7 +33,8 @@ _BEAT = 0.5  # seconds between two looks at the process
 _GRACE = 30.0  # seconds after a signal from outside, unless the launcher says less
 _LAST_WORDS = 2.0  # seconds for what is still in the pipes when everyone who could write to them is gone
 _MPIRUN = "PMIX_SERVER_URI"  # begins the variables that say at which address of this machine mpirun listens
-_BY_MPIRUN = ("PMIX_", "OMPI_", "PRTE_")  # begin the variables by which mpirun gives a process its place
+# Begin the variables by which mpirun gives a process its place, and says where Open MPI is
+_BY_MPIRUN = ("PMIX_", "OMPI_", "PRTE_", "OPAL_", "LD_LIBRARY_PATH")
 
 
 def status(process):
