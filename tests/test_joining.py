@@ -21,7 +21,6 @@ from gluon_parallel.launch.host_list import HostList
 from gluon_parallel.launch.joins import Joins
 from gluon_parallel.launch.logs import Logs
 from gluon_parallel.launch.member import Member
-from gluon_parallel.training.prepare import survival
 from mxnet import gluon
 
 PROGRAM = Path(__file__).with_name("support") / "joining.py"
@@ -291,11 +290,10 @@ def test_what_a_new_process_could_not_take_over_is_refused_at_the_start(monkeypa
     monkeypatch.setenv("GLUON_PARALLEL_MAX_PROCESSES", "2")
     with pytest.raises(ValueError, match="no process can join this training, whose steps are the caller's"):
         gp.Loop([1.0])
-    monkeypatch.setattr(gp.kvstore, "survives", lambda _: True)
-    monkeypatch.setattr(survival, "is_divided", lambda _: True)  # as with a communication hook over several processes
+    monkeypatch.setattr(gp.kvstore, "repeats", lambda _: True)
     net = gluon.nn.Dense(1, in_units=3)
     net.initialize()
-    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    trainer = gluon.Trainer(net.collect_params(), "sgd", compression_params={"type": "2bit"})
     parallel = gp.DataParallel(net, gluon.loss.L2Loss(), trainer)
     data = gluon.data.ArrayDataset(mx.nd.ones((4, 3)), mx.nd.ones((4, 1)))
     with pytest.raises(ValueError, match="one that joins has nothing"):

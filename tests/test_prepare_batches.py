@@ -8,9 +8,9 @@ import pytest
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.split import map_arrays
+from gluon_parallel.survive.steps import note, read
 from gluon_parallel.training.prepare.empty import without_samples
 from gluon_parallel.training.prepare.loaders import shard_loader
-from gluon_parallel.training.prepare.repetition import note, read
 from mxnet import gluon, nd
 
 NUM = 7

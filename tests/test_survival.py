@@ -149,7 +149,7 @@ def test_a_layer_that_the_first_steps_do_not_reach_is_as_it_was_after_them(monke
         step.commit([])  # as a trainer of several processes does before its update
         parallel.step(x, y)
 
-    monkeypatch.setattr(gp.kvstore, "survives", lambda _: True)
+    monkeypatch.setattr(gp.kvstore, "repeats", lambda _: True)
     step, loader = gp.survive(train, net, trainer, gluon.data.DataLoader(data, 2))
     monkeypatch.setattr(step, "_store", argparse.Namespace(check=lambda: None))
     for batch in loader:

@@ -252,10 +252,3 @@ def restore(parameter: mx.gluon.Parameter, state: dict[str, Any]) -> None:
     if has_values(parameter):
         devices = devices_of_values(parameter)
         set_values(parameter, [to_device(one, device) for one, device in zip(values_of(parameter), devices)])
-
-
-def wait(parameters: Iterable[mx.gluon.Parameter]) -> None:
-    """Wait for the gradients of all copies; raises what has kept one of them from being computed or summed."""
-    for parameter in parameters:
-        for gradient in parameter.list_grad():
-            gradient.wait_to_read()

@@ -4,9 +4,7 @@ from . import clients as clients
 from . import exchange as exchange
 from . import separate_training as separate_training
 from .collective import collective as collective
-from .collective import committing as committing
 from .collective import outermost as outermost
-from .collective import together as together
 from .environment import joins as joins
 from .environment import may_join as may_join
 from .factory import NAMES as NAMES
@@ -19,7 +17,5 @@ from .groups import group as group
 from .groups import sync_group as sync_group
 from .mpi.startup import leave_because as leave_because
 from .mpi.startup import tell_others as tell_others
-from .survival import end_exchanges as end_exchanges
-from .survival import has_failed as has_failed
-from .survival import regroup as regroup
-from .survival import survives as survives
+from .together import repeats as repeats
+from .together import together as together

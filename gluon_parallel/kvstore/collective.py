@@ -1,4 +1,4 @@
-"""Collective functions, which all processes call: gather and broadcast; names in errors; repetition after a loss."""
+"""Collective functions, which all processes call: gather and broadcast; their names in errors."""
 
 from __future__ import annotations
 
@@ -6,24 +6,22 @@ import contextlib
 import pickle
 import threading
 from collections.abc import Iterator
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 
 from ..errors import BarrierTimeout, WorkerLost
-from ..mxnet.attached import Attached
-from ..mxnet.trainers import store_of
 from .contract import contract
 from .factory import as_store
 from .flight_recorder import CALL, RECORDER
 from .gathering import gathered, prepare_gather
 from .handshake import agree
 from .state import state_of
+from .together import together
 
 _SAME_CALLS = "Every process must call the same functions in the same order, with arguments that are alike"
 _WORDS = 4096  # of 64 bits, in each exchange of objects: of one length, so a store opens one key only
 _thread = threading.local()
-SURVIVALS: Attached[Any] = Attached("survival")  # of stores: the training that goes on after a loss
 
 
 @contextlib.contextmanager
@@ -63,21 +61,6 @@ def outermost() -> Iterator[None]:
         yield
     finally:
         _thread.name = name
-
-
-def together(store: Any, function: Callable[[], Any], *loaders: Any) -> Any:
-    """What ``function()`` returns, the same on all processes; it is repeated where a process is lost meanwhile.
-
-    It is repeated only if the training divides each of `loaders` anew among the processes that are left.
-    """
-    survival = SURVIVALS.of(store)
-    return function() if survival is None or not survival.divides(loaders) else survival.together(function)
-
-
-def committing(trainer: Any) -> Any:
-    """The object whose ``commit`` waits for all sums before an update of the trainer, or None."""
-    survival = SURVIVALS.of(store_of(trainer))
-    return survival if survival is not None and survival.trainer is trainer else None
 
 
 def gather(store: Any, purpose: str, vector: np.ndarray) -> np.ndarray:

@@ -104,6 +104,23 @@ class Vectors(Protocol):
 class Regrouping(Protocol):
     """Processes that go on without those that are lost."""
 
+    def end_exchanges(self) -> None:
+        """Wait until what has ended the exchanges has ended all of them, so that no array fails later."""
+
+    def regroup(self) -> list[int]:
+        """Meet the processes that are left; all of them call it, with nothing in flight.
+
+        The store's ``rank`` and ``num_workers`` are others then; ``ranks`` are still the numbers that the processes
+        began with.
+
+        Returns:
+            The numbers of those that were lost.
+
+        Raises:
+            WorkerLost: fewer processes are left than shall go on, or a process that is left did not come in time.
+            WorkerLost, WorkersDiffer: what has ended the exchanges, where MPI has lost no process.
+        """
+
     def take_part_in(self, progress: Any) -> None:
         """Exchange through another progress engine from now on; keys are agreed upon anew."""
 

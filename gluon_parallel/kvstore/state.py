@@ -31,6 +31,6 @@ def state_of(store: Any) -> _State:
 
 
 def forget(store: Any) -> None:
-    """Number keys, compare and make sync groups anew, after a loss; exchanges over this store are built again."""
+    """Number keys, compare and make sync groups anew for other processes; exchanges over this store are built again."""
     with _lock:
         _states.pop(store, None)

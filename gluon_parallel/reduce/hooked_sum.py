@@ -16,7 +16,6 @@ from ..kvstore.contract import is_distributed
 from ..kvstore.factory import kind_of
 from ..kvstore.mpi.plan import plan_buckets
 from ..kvstore.protocols import Hooks, offers
-from ..kvstore.survival import survives
 from ..mxnet.attached import Attached
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_legacy, to_device
@@ -67,11 +66,6 @@ def connect(trainer: mx.gluon.Trainer, hook: Any, store: Any) -> None:
         if has_made_store(trainer):
             store.set_gradient_compression(hook.compression_params, trainer)
         return
-    if survives(store):
-        raise ValueError(
-            f"{where}: with --min-processes a step is repeated after a loss, and what a hook keeps cannot be taken "
-            "back; use a compression by the store (float16, bfloat16), or leave --min-processes out"
-        )
     sparse = [parameter.name for parameter in parameters_of(trainer) if gradient_storage(parameter) != "default"]
     if sparse:
         raise GradientUnavailable(

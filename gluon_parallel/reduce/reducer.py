@@ -74,7 +74,7 @@ class Reducer:
         self._record, self._fresh = self._marks.record, address_of(self.marks)
         self._sums: Plan | CopySums | None = None  # what sums all gradients together, over this store
         self._store: Any = None
-        self.shards, self.hook = shards_of(trainer), _hooks.of(trainer)
+        self.shards, self.hook = shards_of(trainer), hook_of(trainer)
         self.of_devices = [*zip(map(list, zip(*self.gradients)), map(list, zip(*self.weights)))]
         self.devices = list({array.ctx: None for arrays in self.weights for array in arrays})
 
@@ -241,6 +241,11 @@ def reducer_of(trainer: mx.gluon.Trainer) -> Reducer:
 def shards_of(trainer: mx.gluon.Trainer) -> Any:
     """How the optimizer's state of this trainer is divided, :class:`.Shards`; None if every device keeps all of it."""
     return _shards.of(trainer)
+
+
+def hook_of(trainer: mx.gluon.Trainer) -> Any:
+    """What sums the gradients of this trainer's steps by a communication hook, :class:`.HookedSum`, or None."""
+    return _hooks.of(trainer)
 
 
 def sum_by_hook(trainer: mx.gluon.Trainer, hook: Any) -> None:

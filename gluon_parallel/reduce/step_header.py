@@ -55,7 +55,7 @@ class StepHeader:
         self._values: Any = None  # of the sum that was started last, once they are read
 
     def is_of(self, store: Any) -> bool:
-        """Whether it sums over the processes of `store`, of which none was lost since it was made."""
+        """Whether it sums over the processes of `store`, which are still those for which it was made."""
         return store is self._store and self._ranks == contract(store).ranks
 
     def send(self, then: Callable[[], None] | None = None) -> None:

@@ -9,7 +9,6 @@ import numpy as np
 
 from .. import kvstore
 from ..errors import GradientUnavailable
-from ..kvstore.collective import committing
 from ..kvstore.contract import contract
 from ..kvstore.handshake import agree, signature
 from ..kvstore.state import state_of
@@ -125,9 +124,7 @@ def broadcast_weights(net: mx.gluon.Block, trainer: mx.gluon.Trainer, run: Calla
         describe(number, parameter.name)  # by these numbers a trainer exchanges gradients
     if store_of(trainer) is not None:
         fill_store(trainer)
-        survival = committing(trainer)
-        if survival is None or not survival.num_updates:  # after a loss the values of all are equal already
-            broadcast_others(net, trainer, store_of(trainer))
+        broadcast_others(net, trainer, store_of(trainer))
 
 
 def broadcast_others(net: mx.gluon.Block, trainer: mx.gluon.Trainer, store: mx.kv.KVStoreBase) -> None:

@@ -16,8 +16,8 @@ import numpy as np
 
 from ..allreduce import gradients as fresh
 from ..errors import GradientUnavailable, InexactUpdate, warn
-from ..kvstore.collective import committing
 from ..kvstore.contract import contract, is_distributed, is_ours
+from ..kvstore.together import repetition_of
 from ..kvstore.trainer_parameters import follow_parameters
 from ..mxnet.attached import Attached
 from ..mxnet.compat import mx
@@ -49,7 +49,7 @@ def sum_over_devices(trainer: Any) -> None:
 
 
 def forget(trainer: Any) -> None:
-    """Forget the loop that `trainer` is used in, and sum anew with the processes that are left after a loss."""
+    """Forget the loop that `trainer` is used in, and sum anew, with the processes that there are now."""
     _loops.pop(trainer)
 
 
@@ -232,9 +232,9 @@ def update(update_in_mxnet: Callable[..., None], trainer: Any, ignore_stale_grad
     is_simple = _is_simple(trainer)
     if not is_simple:
         _loop(trainer).before_update(trainer)
-    survival = committing(trainer)
-    if survival is not None:
-        survival.commit(fresh.trainable(trainer))
+    repetition = repetition_of(trainer)
+    if repetition is not None:
+        repetition.commit(fresh.trainable(trainer))
     if is_simple:
         if parameters_of(trainer):
             count_once(trainer.optimizer, parameters_of(trainer)[0].list_ctx())

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from ..allreduce import gradients
 from ..errors import GradientUnavailable
-from ..kvstore.collective import committing
 from ..kvstore.contract import contract, is_distributed
+from ..kvstore.together import repetition_of
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import Nested, as_current, as_tuple, set_zero
 from ..mxnet.last_error import is_not_recorded
@@ -79,7 +79,7 @@ class TrainingStep:
         self._num_of_all = 0  # of these samples, those of all processes, as far as headers have said them
 
     def start(self, run: Callable[[], object] | None, compared: Nested | None, num_parts: int, words: str) -> None:
-        """Give all processes the same weights, and prepare the first step, or the first one after a loss of processes.
+        """Give all processes the same weights, and prepare the first step, or the first one of other processes.
 
         Args:
             run: a forward pass; None: there are no samples.
@@ -87,7 +87,7 @@ class TrainingStep:
             num_parts, words: as of :func:`.checks.warn_of_statistics`.
         """
         net, trainer = self._net, self._trainer
-        self._num_steps = self._num_samples = self._num_of_all = 0  # what a loss has ended outside of a step, too
+        self._num_steps = self._num_samples = self._num_of_all = 0  # also what was given up outside of a step
         self._is_under_way = False
         self._rows.clear()
         self.loss_scaling.restart()
@@ -95,8 +95,8 @@ class TrainingStep:
         store = store_of(trainer)
         self.sums = SumsOfParts(self._parts, store) if self._parts else None
         self._comparison = WeightsComparison(net, trainer, compared)
-        self._survival = committing(trainer)  # of lost processes
-        updates_before = 0 if self._survival is None else self._survival.num_updates
+        self._repetition = repetition_of(trainer)
+        updates_before = 0 if self._repetition is None else self._repetition.num_updates
         self._finite = FiniteWeights(trainer, self._options.accumulate, updates_before)
         self._header: StepHeader | None = header_of(trainer) if is_distributed(store) else None
         self._join = Join(net, store)
@@ -136,8 +136,8 @@ class TrainingStep:
             num = num_samples(batch, self._batch_axis, self._is_distributed, names=NAMES)
             shards = cut(batch, num) if num else None
         self.number += 1
-        has_lost_some = getattr(store_of(self._trainer), "ranks", None) is not self._ranks
-        prepare(shards, has_lost_some or not self._has_started)
+        has_others = getattr(store_of(self._trainer), "ranks", None) is not self._ranks
+        prepare(shards, has_others or not self._has_started)
         if self._num_steps == 0:
             reducer_of(self._trainer).forget()
 
@@ -193,8 +193,8 @@ class TrainingStep:
             divisor = self._divisor()
             scaled = None if getattr(trainer, LOSS_SCALER, None) is None else self.loss_scaling
             overflow = scaled is not None and scaled.overflowed([reducer.gradients[place][0] for place in places])
-            if self._survival is not None:
-                self._survival.commit([reducer.parameters[place] for place in places])
+            if self._repetition is not None:
+                self._repetition.commit([reducer.parameters[place] for place in places])
             if overflow:
                 reducer.discard()
                 return

@@ -126,7 +126,7 @@ class Run:
         return writable(f"the output folder {self.folder}", f"Free space there, or choose another: {other}")
 
     def share(self, folder: str) -> None:
-        """Know the folder that the writing process has made, to write there should that process be lost."""
+        """Know the folder that the writing process has made, to write there where this one becomes the writing one."""
         self._folder, self._is_numbered = Path(folder), False
 
     @property

@@ -477,6 +477,9 @@ def main() -> int:
         train(options.train[0], *map(int, options.train[1:]))
         return 0
     ctypes.CDLL(None).prctl(36, 1)  # orphans of what this process starts become its children, and are found
+    for number in STOPS:  # what is started in the background or by nohup ignores some, and so would a launcher
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
     pairs = [
         (event, situation)
         for event, (_, possible) in EVENTS.items()

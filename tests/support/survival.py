@@ -21,14 +21,13 @@ import simulated_hosts
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.allreduce import gradients
-from gluon_parallel.kvstore import survival
 from gluon_parallel.kvstore.mpi import python_sums
+from gluon_parallel.kvstore.mpi import regrouping as mpi_regrouping
 from gluon_parallel.kvstore.mpi.shared_memory import memory
 from gluon_parallel.kvstore.mpi.shared_memory.memory import SharedMemory
 from gluon_parallel.mxnet.engine.functions import one_error_at_a_time
 from gluon_parallel.native import locked
-from gluon_parallel.training.prepare import survival as survival_of_training
+from gluon_parallel.survive import regrouping, survival
 from mxnet import gluon, nd
 
 NUM_EPOCHS, SAMPLES, BATCH = 3, 22, 6  # four batches each, of which the last one has 4 samples
@@ -69,16 +68,16 @@ class Data(gluon.data.ArrayDataset):
 
 def late_behind_the_sums(store, step):
     """In that step this process has all sums, and hears of the loss before it updates: others have updated."""
-    wait = gradients.wait
+    wait = survival.wait_for_gradients
 
     def waited(parameters):
         wait(parameters)
         until = time.monotonic() + 60
-        while TRAINING.num_steps == step and not gp.kvstore.has_failed(store):
+        while TRAINING.num_steps == step and not regrouping.has_failed(store):
             assert time.monotonic() < until, "no process was lost"
             time.sleep(0.01)
 
-    gradients.wait = waited
+    survival.wait_for_gradients = waited
 
 
 def go_on_behind_a_layer_that_has_failed(net, step):
@@ -100,7 +99,7 @@ def go_on_behind_a_layer_that_has_failed(net, step):
 
 def end_exchanges_late():
     """Sums that end just before a loss ends them fail only when this process has had time to wait for everything."""
-    abandon, forget, has_waited = SharedMemory.abandon, survival_of_training.forget_failures, threading.Event()
+    abandon, forget, has_waited = SharedMemory.abandon, regrouping.forget_failures, threading.Event()
 
     def abandoned(memory, error):
         ended = [exchange for exchange in memory._sums if not exchange.record.state]
@@ -113,7 +112,7 @@ def end_exchanges_late():
         forget()
         has_waited.set()
 
-    SharedMemory.abandon, survival_of_training.forget_failures = abandoned, forgotten
+    SharedMemory.abandon, regrouping.forget_failures = abandoned, forgotten
 
 
 def raise_meanwhile():
@@ -280,9 +279,9 @@ def main(file, folder, kind, *losses):
                 raise_meanwhile()
     lost_in("start", gp.Run, "share")
     lost_in("broadcast", trainer, "_init_params")
-    lost_in("sum", gradients, "wait")
+    lost_in("sum", survival, "wait_for_gradients")
     for moment in ("stop", "hang", "host"):
-        lost_in(moment, gradients, "wait")
+        lost_in(moment, survival, "wait_for_gradients")
     lost_in("rows", python_sums, "Operation")  # between their counts and the rows
     lost_in("communicator", memory, "made_within_limit")  # in the middle of a regrouping
     if kind == "trainer":
@@ -294,7 +293,7 @@ def main(file, folder, kind, *losses):
     if any(word.startswith("prepare:") for word in losses):  # lost before gp.prepare, to which the others come later
         lose("prepare")
         until = time.monotonic() + 60
-        while not survival._has_lost(store._progress):
+        while not mpi_regrouping._has_lost(store._progress):
             assert time.monotonic() < until, "no process was lost"
             time.sleep(0.01)
     training = KINDS[kind](net, trainer, data, folder)

@@ -15,6 +15,7 @@ import mxnet as mx
 from gluon_parallel.kvstore import heartbeat
 from gluon_parallel.mxnet.engine.failures import drop_tracebacks
 from gluon_parallel.nn.sync_batch_norm.participants import drain
+from gluon_parallel.survive.regrouping import has_failed
 
 
 def held():
@@ -36,11 +37,11 @@ def lose(store, keys, last):
                 os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("no process was lost")
     except Exception:
-        if not gp.kvstore.has_failed(store):
+        if not has_failed(store):
             raise
     drain()
     drop_tracebacks()
-    gp.kvstore.regroup(store)
+    store.regroup()
 
 
 def main():

@@ -34,6 +34,7 @@ from .python_sums import (
     gather_rows,
     rows_of,
 )  # fmt: skip
+from .regrouping import regroup
 from .shared_memory.parts import exchange_in_shared_memory
 from .shared_memory.rows import Reduction, SharedGather
 from .shared_memory.sums import KeySums
@@ -89,6 +90,13 @@ class MPI(Store):
         shared, said = self._progress.shared, self._progress.mpi.Get_library_version().partition(",")[0].strip()
         one_host = shared is not None and shared.num_hosts == 1
         return f"{said}, {'sums in shared memory' if one_host else 'sums between hosts'}"
+
+    def end_exchanges(self) -> None:
+        for one in self._progress.engines:
+            one.wait_for_end()
+
+    def regroup(self) -> list[int]:
+        return regroup(self)
 
     def plan(self, *arguments: Any, **options: Any) -> SumPlan:
         return SumPlan(self, *arguments, **options)

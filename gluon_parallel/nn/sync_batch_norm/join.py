@@ -34,7 +34,7 @@ _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # of all steps
 
 
 def end_abandoned_steps() -> None:
-    """Wait until the threads of steps that a loss has broken off have ended: later they would meet those that go on."""
+    """Wait until the threads of steps that have broken off have ended: later they would take part in others."""
     for thread in list(_threads):
         thread.join()  # it ends: the exchange that it waits for has a limit
 

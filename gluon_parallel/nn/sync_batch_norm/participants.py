@@ -215,9 +215,9 @@ def restart() -> None:
 
 
 def forget_failures() -> None:
-    """Wait for everything that has been launched, and forget what has failed: after a loss, all of it is repeated.
+    """Wait for everything that has been launched, and forget what has failed, before all of it is repeated.
 
-    So no failure that the lost process has caused is raised while the others go on without it. The error of an operator
+    So none of these failures is raised later. The error of an operator
     of the user's, which nobody has read, is still raised by the next :func:`.failures.check`.
     """
     drain()

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ...errors import DeviceNotLaunched, StoreUnavailable
+from ...errors import DeviceNotLaunched
 from ...kvstore import check_sync_group, separate_training, sync_group
 from ...kvstore.environment import default_timeout
 from ...kvstore.exchange import Exchange, open_store
@@ -96,14 +96,7 @@ class SyncGroup:
             self.rendezvous.record.spans_processes = 1
 
     def reconnect(self, store: Any) -> None:
-        """Meet those processes of `store` that are left after a loss; nothing is in flight."""
-        if self.store is None:
-            return
-        if self.whole is not store:
-            raise StoreUnavailable(
-                f"{self.name}: it has the store of a group of its own, which cannot go on after a loss; give the layer "
-                "the store of all processes, with group='host' or group=k"
-            )
+        """Meet the processes that `store` has by now, which are others; nothing is in flight."""
         self._exchanges.clear()
         self._are_open = False
         self.rendezvous.leave_processes()

@@ -13,8 +13,7 @@ import numpy as np
 from ... import archive
 from ...archive import Archive
 from ...errors import CheckpointError, NotFinite
-from ...kvstore import collective, survives, together
-from ...kvstore.collective import gather
+from ...kvstore import collective, together
 from ...kvstore.contract import contract, is_distributed
 from ...metrics import gather_rows
 from ...mxnet.compat import mx
@@ -87,8 +86,6 @@ def save(
 
     def save() -> Path:
         write(Path(path), net, trainer, own, writes=store.rank == 0)
-        if survives(store):  # so that another process writes if this one is lost meanwhile
-            gather(store, "gp.checkpoint.save()", np.zeros(1))
         return Path(path)
 
     try:

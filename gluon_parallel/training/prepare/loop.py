@@ -90,8 +90,8 @@ class Loop:
         self.row: dict[str, float] = {}
         self._seed, self._accumulate = seed, accumulate
         self._objects, self._arrays = progress.sort_saved(saved)
-        # Those that go on without lost processes stop together only where each has a part of what is saved.
-        self._only_main_stops = kvstore.survives(self.store) and (trainer is None or not is_divided(trainer))
+        # Where the others go on without one that stops, all stop together only if each has a part of what is saved.
+        self._only_main_stops = kvstore.repeats(self.store) and (trainer is None or not is_divided(trainer))
         meets = self._meeting.num_workers > 1 and not self._only_main_stops
         self._agreed_stop = stopping.AgreedStop(self._meeting, trainer) if self.run and meets else None
         self._share_net()
@@ -109,7 +109,7 @@ class Loop:
                 with collective("gp.prepare()"):
                     progress.resume(self)
             self._begin_run()
-            if self.run and kvstore.survives(self.store):  # another process may have to write there
+            if self.run and kvstore.repeats(self.store):  # another process may have to write there
                 self.run.share(kvstore.together(self.store, self._folder_of_run))
         self._reseed()
 
@@ -120,7 +120,7 @@ class Loop:
 
     @property
     def rank(self) -> int:
-        """The number of this process; it becomes another one when processes are lost."""
+        """The number of this process; it may become another one when :attr:`store` has other processes."""
         return self.store.rank
 
     @property
@@ -304,15 +304,13 @@ class Loop:
 
         def record() -> None:
             nonlocal is_recorded
-            self._begin_run()  # the process that has written may have been lost
+            self._begin_run()  # another process may have written
             if not is_recorded:
-                if not self.run.rows or self.run.rows[-1]["epoch"] < row["epoch"]:  # else a lost process has logged it
+                if not self.run.rows or self.run.rows[-1]["epoch"] < row["epoch"]:  # else another process has
                     self.run.log(**row)
                 if self.run:
                     self.run.keep(self._write, self.epoch, is_best=is_best)
             is_recorded = self.is_main
-            if kvstore.survives(self.store):  # so that another process does it if this one is lost meanwhile
-                gather(self._meeting, "training.end_epoch()", np.zeros(1))
 
         kvstore.together(self.store, record)
 
@@ -403,7 +401,7 @@ class Loop:
         progress.write(self, path)
 
     def _make_survival(self) -> None:
-        """Go on without lost processes from here on; where the steps are the caller's, ``gp.survive`` does it."""
+        """Repeat steps that break off from here on; where they are the caller's, ``gp.survive`` does it."""
         if kvstore.may_join():
             raise ValueError(
                 "gp.Loop: no process can join this training, whose steps are the caller's (a pipeline, an "
@@ -442,7 +440,7 @@ class Loop:
         step = self.num_steps if number is None else number
         parameters = self.net.collect_params().values() if self.net is not None and step == 0 else ()
         draws_weights = any(waits_for_shape(parameter) for parameter in parameters)  # whose shapes come from this step
-        # Weights are the same on all processes, should process 0 be lost before it has sent its own.
+        # Weights are the same on all processes, should process 0 not send its own.
         reseed(self._seed + (0 if draws_weights else self.rank), 1, step)
 
     def _reseed_in_epoch(self, number: int) -> None:

@@ -47,7 +47,7 @@ class StepLog:
                 found = loop._over_processes(loop._losses.lap(made_at))
             means = {**found.means(), "samples_per_second": found.rate} if found.num_samples else {}
         if loop.is_main:
-            loop._begin_run()  # the process that has written may have been lost
+            loop._begin_run()  # another process may have written
             loop.run.log_step(**{**means, **{name: _number(value) for name, value in row.items()}})
 
 

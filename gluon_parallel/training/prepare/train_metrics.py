@@ -26,7 +26,7 @@ class TrainMetrics:
 
     Args:
         parallel: makes the steps.
-        store: through which they are repeated where a process is lost.
+        store: through which merging them is repeated where it breaks off.
         meeting: through which all processes meet.
         saved: :meth:`sums` of a checkpoint within the epoch under way.
     """
@@ -84,7 +84,7 @@ class TrainMetrics:
 
         def merged() -> list[tuple[str, float]]:
             for one, state in zip(metrics, copy.deepcopy(before)):
-                vars(one).update(state)  # a process may have been lost when some were merged
+                vars(one).update(state)  # it may have broken off when some were merged
             for some in self._sets:
                 some.merge(self._meeting)
             return [found for some in self._sets for found in some.names_and_values()]

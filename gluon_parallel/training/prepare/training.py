@@ -16,12 +16,12 @@ from ...mxnet.trainers import has_made_store, store_of, want_store, wanted_store
 from ...nn import convert_sync_batchnorm
 from ...nn.blocks import net_and_loss
 from ...nn.sync_batch_norm.participants import groups_of
-from ...reduce.reducer import shards_of
 from ...step import DataParallel
 from ...step.data_parallel import expect_equal_batches
+from ...survive.survival import Survival
+from ..checkpoint import restore, state
 from .loop import Loop
 from .prediction import predict
-from .survival import Survival
 from .train_metrics import TrainMetrics
 from .unpacked import Unpacked
 
@@ -158,21 +158,16 @@ class Training(Loop):
         )  # fmt: skip
         self._metrics = TrainMetrics(parallel, self.store, self._meeting, self._saved_metrics)
         if self._survival is not None:
-            self._survival.num_steps = self.num_steps  # of a run that continues
+            self._survival.progress.num_steps = self.num_steps  # of a run that continues
 
     def _share_net(self) -> None:
         """Nothing: the first step does, when all shapes are known."""
 
     def _make_survival(self) -> None:
         parallel, self._survival = self._parallel, None
-        if kvstore.survives(self.store):
-            if shards_of(self.trainer) is not None:
-                raise ValueError(
-                    "shard_optimizer=True: the part of the optimizer's state that a lost process had is lost with it, "
-                    "so training cannot go on; leave out shard_optimizer, or --min-processes of the launcher"
-                )
+        if kvstore.repeats(self.store):
             self._survival = Survival(
-                parallel.step, parallel.net, parallel.trainer, self.loaders, self.store, self._reseed,
+                parallel.step, parallel.net, parallel.trainer, self.loaders, self.store, state, restore, self._reseed,
                 unfinished=lambda: parallel.mean, loop=self,
             )  # fmt: skip
 
@@ -237,10 +232,7 @@ class Training(Loop):
         Raises:
             NotFinite: a weight is NaN or infinite.
         """
-        if self._parallel.has_accumulated:
-            kvstore.together(self.store, self._parallel.update)
-        else:  # without an exchange, which keeps the processes from being two such calls apart
-            self._parallel.update()
+        kvstore.together(self.store, self._parallel.update)
 
     _finish_updates = update
 

@@ -1,19 +1,18 @@
-"""Survival of lost processes: those that are left get a communicator and a progress engine of their own."""
+"""Regrouping: the processes that are left after a loss get a communicator and a progress engine of their own."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
-from ..errors import WorkerLost
-from . import flight_recorder, separate_training
-from .environment import joins, min_processes
-from .mpi import startup
-from .mpi.progress_engine import ProgressEngine
-from .mpi.shared_memory.memory import map_memory
-from .mpi.transport import MPI_LOCK, has_ended, made_within_limit
-from .protocols import Regrouping, offers
-from .state import forget
+from ...errors import WorkerLost
+from .. import flight_recorder, separate_training
+from ..environment import min_processes
+from ..state import forget
+from . import startup
+from .progress_engine import ProgressEngine
+from .shared_memory.memory import map_memory
+from .transport import MPI_LOCK, has_ended, made_within_limit
 
 _NOTICED = 10.0  # seconds within which MPI has noticed the end of a process that the exchanges have failed by
 
@@ -21,39 +20,8 @@ _NOTICED = 10.0  # seconds within which MPI has noticed the end of a process tha
 _abandoned: list = []
 
 
-def survives(store: Any) -> bool:
-    """Whether the processes of `store` go on without those that are lost, as the launcher was asked to."""
-    meets_others = store is not None and (getattr(store, "num_workers", 1) > 1 or joins() is not None)
-    return offers(store, Regrouping) and meets_others and min_processes() is not None
-
-
-def has_failed(store: Any) -> bool:
-    """Whether the exchanges of `store` have failed, for a lost process or for another reason."""
-    try:
-        store.check()
-    except Exception:  # whatever it was has ended them all
-        return True
-    return False
-
-
-def end_exchanges(store: Any) -> None:
-    """Wait until what has ended the exchanges of `store` has ended all of them, so that no array fails later."""
-    for one in store._progress.engines:
-        one.wait_for_end()
-
-
 def regroup(store: Any) -> list[int]:
-    """Have `store` meet the processes that are left; all of them call it, with nothing in flight.
-
-    Its ``rank`` and ``num_workers`` are others then; ``ranks`` are still the numbers that the processes began with.
-
-    Returns:
-        The numbers of those that were lost.
-
-    Raises:
-        WorkerLost: fewer processes are left than shall go on, or a process that is left did not come in time.
-        WorkerLost, WorkersDiffer: what has ended the exchanges, where MPI has lost no process.
-    """
+    """As of :class:`.Regrouping`, of a store ``mpi``."""
     before = list(store.ranks)
     progress = _regrouped(store._progress)
     lost = sorted({*before} - {*progress.ranks})

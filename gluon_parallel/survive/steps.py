@@ -1,20 +1,37 @@
-"""Repetition of steps: which batches a step had, as they are divided now, and what it changes before its update."""
+"""Steps that may be repeated: which batches each had, as they are divided now."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, Protocol
 
 import numpy as np
 
-from ...allreduce import gradients
-from ...errors import BatchMismatch
-from ...mxnet.compat import mx
-from ...mxnet.compat.array_types import as_legacy, leaves
-from ...mxnet.parameters import call_with_first_values, has_values, waits_for_shape
-from ...mxnet.trainers import has_made_store, loss_scaler_of, set_progress_of_store, waiting_for_store
-from ...split import map_parts
-from .loaders import LoaderShard
+from ..errors import BatchMismatch
+from ..mxnet.compat import mx
+from ..mxnet.compat.array_types import leaves
+from ..split import map_parts
+
+
+class Loader(Protocol):
+    """This process's part of a loader, which is divided anew when there are fewer or more processes."""
+
+    epoch: int  # of the next pass
+    between: Callable[[], None]  # called between two batches of a pass
+
+    @property
+    def under_way(self) -> Any:
+        """The pass that is under way, with its last `batch`, the `number` of the next one, and ``go_to(number)``."""
+
+    @property
+    def position(self) -> Sequence[int]:
+        """What :meth:`set_epoch` needs to go on here."""
+
+    def set_epoch(self, epoch: int, start: int = 0) -> None:
+        """Begin the next pass as that of `epoch`, behind `start` batches."""
+
+    def divide(self, rank: int, num_workers: int) -> None:
+        """Read the part of process `rank` from the next batch on."""
 
 
 class Step(NamedTuple):
@@ -44,7 +61,7 @@ class _Place(NamedTuple):
         return found
 
 
-def note(number: int, arguments: tuple, loaders: Sequence[LoaderShard]) -> Step:
+def note(number: int, arguments: tuple, loaders: Sequence[Loader]) -> Step:
     """The step of that number with these arguments, whose arrays a loader has to have yielded last."""
     passes = [loader.under_way for loader in loaders if loader.under_way is not None]
     places = {id(part): _Place(source, path) for source in passes for path, part in _parts(source.batch)}
@@ -102,39 +119,3 @@ def _is_array(leaf: Any) -> bool:
 def arrays_of(data: Any) -> list:
     """The arrays in nested data."""
     return [leaf for _, leaf in leaves(data) if _is_array(leaf)]
-
-
-def snapshot(changing: Sequence[Any], trainer: mx.gluon.Trainer) -> Callable[[], None]:
-    """Copy these parameters and the trainer's own state; returns the function that puts both back."""
-    alike: dict[tuple, list[Any]] = {}  # arrays of one device and dtype: one operator copies them
-    for parameter in changing:
-        for array in map(as_legacy, parameter.list_data()) if has_values(parameter) else ():
-            alike.setdefault((array.context, array.dtype), []).append(array)
-    copies = [(arrays, mx.nd.concat(*(array.reshape(-1) for array in arrays), dim=0)) for arrays in alike.values()]
-    scaler = loss_scaler_of(trainer)
-    scale = None if scaler is None else dict(vars(scaler))
-    begun = has_made_store(trainer), list(waiting_for_store(trainer))
-    drawn: list[tuple[Any, Any]] = []  # (parameter, its first values), where the step itself draws them
-    for parameter in changing:
-        if waits_for_shape(parameter):
-            _note_first_values(parameter, drawn)
-
-    def put_back() -> None:
-        for arrays, copy in copies:
-            ends = np.cumsum([array.size for array in arrays]).tolist()
-            for array, end in zip(arrays, ends):
-                array[:] = copy[end - array.size : end].reshape(array.shape)
-        for parameter, values in drawn:
-            for array in map(as_legacy, parameter.list_data()):
-                array[:] = values
-        if scale is not None:
-            vars(scaler).update(scale)
-        set_progress_of_store(trainer, *begun)
-        gradients.forget(one for one in gradients.trainable(trainer) if has_values(one))
-
-    return put_back
-
-
-def _note_first_values(parameter: Any, drawn: list[tuple[Any, Any]]) -> None:
-    """Add a parameter and a copy of its values to `drawn` when it is initialised, with the first batch."""
-    call_with_first_values(parameter, lambda values: drawn.append((parameter, as_legacy(values).copy())))

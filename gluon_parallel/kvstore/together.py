@@ -1,0 +1,58 @@
+"""What all processes of a training call together, which is called again where it has broken off."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable, Protocol
+
+from ..mxnet.attached import Attached
+from ..mxnet.trainers import store_of
+from .environment import joins, min_processes
+from .protocols import Regrouping, offers
+
+
+class Repetition(Protocol):
+    """Calls functions again that have broken off, with the processes that go on.
+
+    Attributes:
+        trainer: of the training.
+    """
+
+    trainer: Any
+
+    @property
+    def num_updates(self) -> int:
+        """How many updates the processes have made."""
+
+    def together(self, function: Callable[[], Any]) -> Any:
+        """As :func:`together`."""
+
+    def divides(self, loaders: Sequence[Any]) -> bool:
+        """Whether each of these is a loader that is divided anew among the processes that go on."""
+
+    def commit(self, parameters: Sequence[Any]) -> None:
+        """Before the update of these parameters: wait until nothing can break it off."""
+
+
+REPETITIONS: Attached[Repetition] = Attached("repetition")  # of stores
+
+
+def repeats(store: Any) -> bool:
+    """Whether what the processes of `store` call together is called again where it breaks off, as the launcher says."""
+    meets_others = store is not None and (getattr(store, "num_workers", 1) > 1 or joins() is not None)
+    return offers(store, Regrouping) and meets_others and min_processes() is not None
+
+
+def together(store: Any, function: Callable[[], Any], *loaders: Any) -> Any:
+    """What ``function()`` returns, the same on all processes; it is called again where it breaks off, see `repeats`.
+
+    So it is only if the training divides each of `loaders` anew among the processes that go on.
+    """
+    repetition = REPETITIONS.of(store)
+    return function() if repetition is None or not repetition.divides(loaders) else repetition.together(function)
+
+
+def repetition_of(trainer: Any) -> Any:
+    """The :class:`Repetition` of this trainer's updates, or None."""
+    repetition = REPETITIONS.of(store_of(trainer))
+    return repetition if repetition is not None and repetition.trainer is trainer else None
