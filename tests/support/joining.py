@@ -75,10 +75,11 @@ def main(file, folder, kind, epochs, *words):
     trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01}, kvstore=store)
     loss = gluon.loss.SoftmaxCrossEntropyLoss()
     train = gluon.data.DataLoader(data, BATCH, shuffle=True)
+    run = gp.Run(folder, log_every=1)  # so that a row of a step waits to be written whenever a process joins
     average = gp.ExponentialMovingAverage(net, decay=0.9)
     if kind == "prepare":
         training, train = gp.prepare(
-            net, loss, trainer, train, store=store, sync_batch_norm=True, run=folder, saved={"average": average}
+            net, loss, trainer, train, store=store, sync_batch_norm=True, run=run, saved={"average": average}
         )
         step, loop = training.step, training.epochs(epochs)
     else:
