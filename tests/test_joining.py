@@ -17,10 +17,11 @@ from processes import MPIRUN, run_command
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.kvstore import heartbeat
-from gluon_parallel.launch.host_list import HostList
+from gluon_parallel.launch.host_list import HostList, ask
 from gluon_parallel.launch.joins import Joins
 from gluon_parallel.launch.logs import Logs
 from gluon_parallel.launch.member import Member
+from gluon_parallel.launch_engines.hosts import Host
 from mxnet import gluon
 
 PROGRAM = Path(__file__).with_name("support") / "joining.py"
@@ -137,23 +138,26 @@ def test_processes_come_and_leave_as_the_list_of_hosts_says(undisturbed, tmp_pat
     output = check(undisturbed, tmp_path, "slow", options=options, epochs=80, size=1)
     thread.join()
     assert "rank 2 comes to the others; it joins when its script has come to gp.prepare" in output
-    assert "rank 2 leaves after its step: the list has 1 processes" in output
+    assert "rank 2 leaves after its step: the list has 1 processes on localhost" in output
 
 
 class Group:
     """Workers of which some are lost, and what the launcher does then, at times that are handed in."""
 
-    def __init__(self, logs, num=2, most=None, wants=None):
+    def __init__(self, logs, num=2, most=None, wants=None, hosts=()):
         self.workers = [Member(f"rank {number}") for number in range(num)]
-        self.started, self.sent = [], []
+        self.started, self.sent, self.silent = [], [], set()
         self.joins = Joins(
-            self.workers, self.add, lambda starter, new: self.started.append((starter.name, new.name)),
+            self.workers, [Host(*host) for host in hosts], self.add,
+            lambda starter, new: self.started.append((starter.name, new.name)),
             lambda member, **message: self.sent.append((member.name, message)), logs, 60.0, 1, most or num, wants,
         )  # fmt: skip
 
-    def add(self, number, place):
+    def add(self, number, host, slot, slots):
+        """A new process, whose agent comes at once unless its host is silent."""
         new = Member(f"rank {number}")
-        new.is_new, self.new, self.place = True, new, place
+        new.is_new, new.has_stub, self.new, self.place = True, False, new, (host, slot, slots)
+        new.has_come = host not in self.silent
         return new
 
     @property
@@ -163,8 +167,19 @@ class Group:
     def look(self, now):
         self.joins.look(now, self.rest)
 
+    def begin(self, now):
+        """Decide that a new process is needed, and have it started when its agent has come."""
+        self.look(now)
+        self.look(now)
+
     def say(self, member, text, now):
         self.joins.hear(member, text, now, self.rest)
+
+    def join(self, now):
+        """The process that is needed now comes and joins."""
+        self.begin(now)
+        self.new.has_stub = True
+        self.say(self.new, heartbeat.JOINED, now)
 
 
 @pytest.fixture
@@ -179,36 +194,38 @@ def test_the_launcher_has_one_that_trains_start_a_new_one_and_tells_all_when_it_
     group.look(0.0)
     assert group.started == []
     group.workers[1].is_lost = True
-    group.look(1.0)
-    assert (group.started, group.place) == ([("rank 0", "rank 3")], 1)
+    group.begin(1.0)
+    assert (group.started, group.place) == ([("rank 0", "rank 3")], ("localhost", 1, 3))
     group.workers[0].is_lost = True  # before it has done so
     group.look(2.0)
     assert group.started[1:] == [("rank 2", "rank 3")]
-    group.new.has_come = True
+    group.new.has_stub = True
     group.say(group.new, heartbeat.READY + json.dumps({"port": "p"}), 3.0)
     assert group.sent == [("rank 2", {"say": 'joins {"port": "p"}'})]
     group.say(group.new, heartbeat.JOINED, 4.0)
     assert [worker.name for worker in group.rest] == ["rank 2", "rank 3"] and not group.new.is_new
-    group.look(5.0)
-    assert group.started[2:] == [("rank 2", "rank 4")] and group.place == 0
-    assert "rank 3 takes the place of rank 1; it joins when its script" in capsys.readouterr().err
+    group.begin(5.0)
+    assert group.started[2:] == [("rank 2", "rank 4")] and group.place[1] == 0
+    said = capsys.readouterr().err
+    assert "rank 3 takes the place of rank 1; it joins when its script" in said
+    assert "rank 4 takes the place of rank 0; it joins" in said
 
 
 @pytest.mark.parametrize(
     ("fate", "reason"),
     [
-        ({"return_code": -9, "has_come": True}, "it was killed by SIGKILL"),
-        ({"return_code": 1, "has_come": True}, "it ended with status 1"),
-        ({"gone": True, "has_come": True}, "its agent is gone"),
-        ({"stopped_since": 1.0, "has_come": True}, "it was stopped (SIGSTOP or the like)"),
-        ({"has_come": True}, "its script did not come to gp.prepare within 60 s (--timeout)"),
-        ({}, "it did not start within 60 s (--timeout)"),
+        ({"return_code": -9}, "it was killed by SIGKILL"),
+        ({"return_code": 1}, "it ended with status 1"),
+        ({"gone": True}, "its agent is gone"),
+        ({"stopped_since": 1.0}, "it was stopped (SIGSTOP or the like)"),
+        ({"has_stub": True}, "its script did not come to gp.prepare within 60 s (--timeout)"),
+        ({}, "mpirun did not start it within 60 s (--timeout)"),
     ],
 )
 def test_a_new_process_that_does_not_join_is_named_with_the_reason_and_another_one_comes(logs, capsys, fate, reason):
     group = Group(logs)
     group.workers[1].is_lost = True
-    group.look(0.0)
+    group.begin(0.0)
     vars(group.new).update(fate)
     group.look(61.0)
     assert f"rank 2 did not join: {reason}; 1 go on" in capsys.readouterr().err
@@ -222,10 +239,9 @@ def test_a_place_whose_process_was_lost_soon_three_times_stays_empty_for_a_while
     group.workers[1].is_lost = True
     while len(begun) < 9 and now < 1000.0:
         before = len(group.started)
-        group.look(now)
+        group.begin(now)
         if len(group.started) > before:
             begun.append(now)
-            group.new.has_come = True
             group.say(group.new, heartbeat.JOINED, now)
             group.new.is_lost = True
         now += 1.0
@@ -235,36 +251,81 @@ def test_a_place_whose_process_was_lost_soon_three_times_stays_empty_for_a_while
     assert said.count("its place stays empty for 60 s") == said.count("its place stays empty for 120 s") == 1
 
 
-def test_processes_come_up_to_the_number_of_the_list_and_leave_where_it_has_fewer(logs):
-    wants = types.SimpleNamespace(num_wanted=None, look=lambda now: None)
+def test_processes_come_up_to_the_number_of_the_list_and_leave_where_it_has_fewer(logs, capsys):
+    wants = types.SimpleNamespace(hosts=None, look=lambda now: None)
     group = Group(logs, 2, most=3, wants=wants)
     group.look(0.0)
     assert group.started == []
-    wants.num_wanted = 9
-    group.look(1.0)
-    assert (group.new.name, group.place) == ("rank 2", 2)
+    wants.hosts = [Host("localhost", 9)]
+    group.begin(1.0)
+    assert (group.new.name, group.place) == ("rank 2", ("localhost", 2, 9))
     group.say(group.new, heartbeat.JOINED, 2.0)
-    group.look(3.0)
+    group.begin(3.0)
     assert len(group.started) == 1  # no more than --max-processes
-    wants.num_wanted = 0
+    wants.hosts = []
     group.look(4.0)
     asked = [name for name, message in group.sent if message == {"say": heartbeat.LEAVES}]
     assert asked == ["rank 1", "rank 2"]  # --min-processes stay
     for worker in group.workers[1:]:
         worker.is_lost = True
-    wants.num_wanted = 2
-    group.look(5.0)
-    assert (group.new.name, group.place) == ("rank 3", 1)
+    wants.hosts = [Host("localhost", 2)]
+    group.begin(5.0)
+    assert (group.new.name, group.place) == ("rank 3", ("localhost", 1, 2))
+    assert "rank 3 comes to the others" in capsys.readouterr().err
+
+
+def test_processes_of_a_lost_host_come_again_on_another_one_and_there_when_no_other_has_a_place(logs, capsys):
+    group = Group(logs, 3, hosts=[("h1", 1), ("h2", 1), ("h3", 1), ("h4", 1)])
+    group.workers[1].is_lost = group.workers[1].is_cut_off = True
+    group.join(1.0)
+    assert group.place[0] == "h4" and "rank 3 on h4 takes the place of rank 1" in capsys.readouterr().err
+    group.workers[2].is_lost = group.workers[2].is_cut_off = True
+    group.join(2.0)
+    assert group.place[0] == "h2"  # the only one that has answered since, or was never lost
+
+
+def test_a_host_that_does_not_answer_costs_no_number_and_is_asked_again_after_a_pause_that_doubles(logs, capsys):
+    group = Group(logs, 2, hosts=[("h1", 1), ("h2", 1)])
+    group.silent.add("h2")
+    group.workers[1].is_lost = group.workers[1].is_cut_off = True
+    asked, before = [], None
+    for now in range(150):
+        group.look(float(now))
+        if getattr(group, "new", None) is not before:
+            before = group.new
+            asked.append(now)
+    assert np.diff(asked).tolist() == [31 + 5, 31 + 10, 31 + 20]  # 30 s for the answer, looked at once a second
+    assert group.started == []  # mpirun has not heard of it
+    group.silent.clear()
+    group.join(300.0)
+    assert group.new.name == "rank 2"
+    said = capsys.readouterr().err
+    assert said.count("host h2 does not answer within 30 s, so no process joins there") == 1
+
+
+def test_processes_leave_a_host_that_is_taken_off_the_list_once_enough_others_have_come(logs, capsys):
+    wants = types.SimpleNamespace(hosts=[Host("h1", 1), Host("h2", 1)], look=lambda now: None)
+    group = Group(logs, 2, most=2, wants=wants, hosts=[("h1", 1), ("h2", 1)])
+    group.joins._least = 2
+    wants.hosts = [Host("h1", 1), Host("h3", 1)]
+    group.join(1.0)
+    assert group.place[0] == "h3" and group.sent == []
+    group.look(2.0)
+    assert group.sent == [("rank 1", {"say": heartbeat.LEAVES})]
+    assert "rank 1 leaves after its step: the list does not name h2 any more" in capsys.readouterr().err
 
 
 def test_a_list_of_hosts_is_read_again_and_complaints_are_made_once(tmp_path):
     said, file = [], tmp_path / "hosts"
-    watched = HostList(str(file), None, said.append)
+    watched = HostList(str(file), None, said.append, takes_others=False)
     for now, text in enumerate(["localhost slots=2", "localhost slots=3", "localhost:x", "localhost:x", "h1:2"]):
         file.write_text(text)
         watched.look(10.0 * now)
-    assert watched.num_wanted == 0
-    assert len(said) == 2 and "cannot read" in said[0] and "so h1 gets none" in said[1]
+    assert watched.hosts == []
+    assert len(said) == 2 and "cannot read" in said[0] and "where h1 cannot reach it" in said[1]
+    watched = HostList(str(file), None, said.append)
+    watched.look(0.0)
+    assert watched.hosts == [Host("h1", 2)] and len(said) == 2
 
 
 @pytest.mark.parametrize(
@@ -282,8 +343,13 @@ def test_a_script_that_prints_the_hosts_is_asked_and_what_it_says_is_shown(tmp_p
     watched.look(0.0)
     watched._running.wait(60)
     watched.look(1.0)
-    assert complaint in "".join(said) and (watched.num_wanted == 2) is not bool(said)
+    assert complaint in "".join(said) and (watched.hosts == [Host("localhost", 2)]) is not bool(said)
     watched.close()
+    if complaint:
+        with pytest.raises(gp.errors.LaunchError, match=complaint):
+            ask(str(script))
+    else:
+        assert ask(str(script)) == [Host("localhost", 2)]
 
 
 def test_what_a_new_process_could_not_take_over_is_refused_at_the_start(monkeypatch):

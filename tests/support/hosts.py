@@ -1,6 +1,7 @@
 """Hosts on this machine, made of namespaces: they share neither network nor process numbers.
 
-Each has a cable (veth) to a switch (a bridge), and a shell that stands in for ssh. Files are shared, as over NFS.
+Each has a cable (veth) to a switch (a bridge), and a shell that stands in for ssh. Files are shared, as over NFS, but
+for temporary ones.
 """
 
 import contextlib
@@ -8,6 +9,7 @@ import functools
 import json
 import os
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -68,8 +70,14 @@ class Hosts:
         """Take a host's cable away."""
         _on(self.inits[number], "ip", "link", "set", "cable", "down")
 
+    def lose(self, number):
+        """End a host with all that runs on it; its cable is gone as well."""
+        os.kill(self.inits[number], signal.SIGKILL)
+
     def processes(self, number):
-        """Process numbers of what runs on a host, beside its first process."""
+        """Process numbers of what runs on a host, beside its first process; none on one that is lost."""
+        if not os.path.exists(f"/proc/{self.inits[number]}/ns/pid"):
+            return []
         mine, found = os.stat(f"/proc/{self.inits[number]}/ns/pid").st_ino, []
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
@@ -94,13 +102,16 @@ def hosts(num, megabits=None, called=None):
             Path(folder, "hosts").write_text("127.0.0.1 localhost\n" + table)
         called = ("switch", *(called or (f"host-{number}" for number in range(num))))
         switch, *inits = [stack.enter_context(_host(name)) for name in called]
+        for name in names:
+            Path(folder, name).mkdir()
         _on(switch, "ip", "link", "add", "switch", "type", "bridge")
         _on(switch, "ip", "link", "set", "switch", "up")
         for number, (name, address, init) in enumerate(zip(names, addresses, inits)):
             if names is not addresses:
                 _on(init, "mount", "--bind", f"{folder}/hosts", "/etc/hosts", namespace="--mount")
             port, cable = f"port{number}", ["type", "veth", "peer", "name", "cable", "netns", str(init)]
-            Path(folder, name).mkdir()
+            for other in {*names} - {name}:
+                _on(init, "mount", "-t", "tmpfs", "tmpfs", str(Path(folder, other)), namespace="--mount")
             _on(switch, "ip", "link", "add", "name", port, *cable)
             _on(switch, "ip", "link", "set", port, "master", "switch", "up")
             _on(init, "ip", "addr", "add", f"{address}/24", "dev", "cable")
