@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hosts import hosts, why_none
 from processes import MPIRUN, run_command
 
 import gluon_parallel as gp
@@ -43,12 +44,14 @@ def undisturbed(tmp_path_factory):
     return train
 
 
-def check(undisturbed, folder, *orders, kind="prepare", num=2, epochs=40, limit=60, size=None, options=None):
+def check(
+    undisturbed, folder, *orders, kind="prepare", num=2, epochs=40, limit=60, size=None, options=None, run=run_command
+):
     """Train with these orders, and compare; returns what was printed. `size` processes are there at the end."""
     words = ["-n", num, "--min-processes", 1, *(options or ["--max-processes", num]), "--devices", "cpu:1"]
     words += ["--timeout", limit]
     words += ["--logs", folder / "logs", PROGRAM, folder / "weights.npz", folder / "run", kind, epochs, *orders]
-    status, output = run_command([sys.executable, "-m", "gluon_parallel", "launch", *map(str, words)])
+    status, output = run([sys.executable, "-m", "gluon_parallel", "launch", *map(str, words)])
     assert status == 0, output
     found = dict(np.load(folder / "weights.npz"))
     expected = undisturbed(kind, epochs)
@@ -115,30 +118,96 @@ def test_a_loop_that_cannot_begin_in_the_middle_is_refused_at_the_start(tmp_path
     assert "its loop cannot begin in the middle; of step, train = gp.survive(...) write" in output
 
 
+def change(folder, *changes):
+    """A thread that calls functions, each once a process's log has words: (number of the process, words, function)."""
+
+    def wait_and_call():
+        until = time.monotonic() + 250
+        for number, words, function in changes:
+            log = folder / "logs" / f"rank-{number}.log"
+            while not (log.exists() and words in log.read_text()) and time.monotonic() < until:
+                time.sleep(0.1)
+            function()
+
+    thread = threading.Thread(target=wait_and_call)
+    thread.start()
+    return thread
+
+
 @needs_mpi
 @pytest.mark.slow
 def test_processes_come_and_leave_as_the_list_of_hosts_says(undisturbed, tmp_path):
-    hosts = tmp_path / "hosts"
-    hosts.write_text("localhost slots=2")
+    listed = tmp_path / "hosts"
+    listed.write_text("localhost slots=2")
     script = tmp_path / "hosts.sh"
-    script.write_text(f"#!/bin/sh\ncat {hosts}\n")
+    script.write_text(f"#!/bin/sh\ncat {listed}\n")
     script.chmod(0o755)
-
-    def change():
-        until = time.monotonic() + 200
-        for wanted, words in ((3, "begins at step 0"), (1, "joined after")):
-            log = tmp_path / "logs" / "rank-0.log"
-            while not (log.exists() and words in log.read_text()) and time.monotonic() < until:
-                time.sleep(0.1)
-            hosts.write_text(f"localhost slots={wanted}")
-
-    thread = threading.Thread(target=change)
-    thread.start()
+    thread = change(
+        tmp_path, (0, "begins at step 0", lambda: listed.write_text("localhost slots=3")),
+        (0, "joined after", lambda: listed.write_text("localhost slots=1")),
+    )  # fmt: skip
     options = ["--max-processes", 4, "--host-discovery-script", script]
     output = check(undisturbed, tmp_path, "slow", options=options, epochs=80, size=1)
     thread.join()
     assert "rank 2 comes to the others; it joins when its script has come to gp.prepare" in output
     assert "rank 2 leaves after its step: the list has 1 processes on localhost" in output
+
+
+needs_hosts = pytest.mark.skipif(bool(why_none()), reason=why_none())
+
+
+def check_on(made, listed, folder, options, *words, **named):
+    """:func:`check` of a launch on the first host, with the list of hosts in a file."""
+
+    def run(command):
+        done = made.run(0, command, seconds=280)
+        return done.returncode, done.stdout + done.stderr
+
+    options = ["--rsh", made.shell, "--hostfile", listed, *options]
+    return check(named.pop("undisturbed"), folder, *words, options=options, run=run, **named)
+
+
+@needs_hosts
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["lose", "unplug"])
+def test_a_process_of_a_lost_host_is_replaced_on_another_one(undisturbed, tmp_path, how):
+    listed = tmp_path / "hosts"
+    with hosts(3) as made:
+        listed.write_text("".join(f"{name} slots=1\n" for name in made.names))
+        thread = change(tmp_path, (1, "waits at 10", lambda: getattr(made, how)(1)))
+        options = ["--max-processes", 2]
+        output = check_on(
+            made, listed, tmp_path, options, "1:10:host", undisturbed=undisturbed, epochs=60, limit=30
+        )  # fmt: skip
+        thread.join()
+        assert f"rank 2 on {made.names[2]} takes the place of rank 1; it joins when" in output
+        assert made.processes(0) == made.processes(2) == []
+
+
+@needs_hosts
+@pytest.mark.slow
+def test_processes_come_to_a_host_that_is_added_and_leave_one_that_is_taken_off(undisturbed, tmp_path):
+    listed = tmp_path / "hosts"
+
+    def write(*names):
+        listed.write_text("".join(f"{name} slots=1\n" for name in names))
+
+    with hosts(3) as made:
+        first, second, third = made.names
+        write(first)  # by its address, so that others find it
+        thread = change(
+            tmp_path, (0, "begins at step 0", lambda: write(first, "no.such.host", second)),
+            (0, "joined after", lambda: write(first, second, third)), (2, "begins at", lambda: write(first, third)),
+        )  # fmt: skip
+        options = ["--max-processes", 3]
+        output = check_on(
+            made, listed, tmp_path, options, "slow", undisturbed=undisturbed, num=1, epochs=120, size=2
+        )  # fmt: skip
+        thread.join()
+        assert "host no.such.host does not answer" in output
+        assert f"rank 1 on {second} comes to the others" in output and f"rank 2 on {third} comes to" in output
+        assert f"rank 1 leaves after its step: the list does not name {second} any more" in output
+        assert made.processes(0) == made.processes(1) == made.processes(2) == []
 
 
 class Group:

@@ -33,8 +33,8 @@ _BEAT = 0.5  # seconds between two looks at the process
 _GRACE = 30.0  # seconds after a signal from outside, unless the launcher says less
 _LAST_WORDS = 2.0  # seconds for what is still in the pipes when everyone who could write to them is gone
 _MPIRUN = "PMIX_SERVER_URI"  # begins the variables that say at which address of this machine mpirun listens
-# Begin the variables by which mpirun gives a process its place, and says where Open MPI is
-_BY_MPIRUN = ("PMIX_", "OMPI_", "PRTE_", "OPAL_", "LD_LIBRARY_PATH")
+_BY_MPIRUN = ("PMIX_", "OMPI_", "PRTE_", "OPAL_")  # begin the variables by which mpirun gives a process its place
+_PATHS = ("PATH", "LD_LIBRARY_PATH")  # those of the launcher's host, as by mpirun
 
 
 def status(process):
@@ -391,7 +391,9 @@ class Stub:
 
     def run(self):
         """Until the launcher has closed the connection."""
-        variables = {name: value for name, value in os.environ.items() if name.startswith(_BY_MPIRUN)}
+        variables = {
+            name: value for name, value in os.environ.items() if name.startswith(_BY_MPIRUN) or name in _PATHS
+        }
         self.tell(variables=variables)
         self._selector.register(self.connection, selectors.EVENT_READ, "launcher")
         while True:

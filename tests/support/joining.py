@@ -43,7 +43,8 @@ class Orders:
     """What is to happen to which process, in words ``number:moment:what``.
 
     A moment is a number of steps, ``begin`` (of a process that joins, before gp.prepare), ``meet`` or ``meet+5`` (5 ms
-    after those that train begin to meet a new one); what happens is a signal, ``sleep`` or, at the beginning, ``net``.
+    after those that train begin to meet a new one); what happens is a signal, ``sleep``, ``host`` (it waits until its
+    host is lost) or, at the beginning, ``net``.
     """
 
     def __init__(self, words):
@@ -59,7 +60,8 @@ class Orders:
         what = self._mine.pop(str(moment), "")
         if what.startswith("SIG"):
             os.kill(os.getpid(), getattr(signal, what))
-        elif what == "sleep":
+        elif what in ("sleep", "host"):
+            print(f"waits at {moment}", flush=True)
             time.sleep(1000)
         return what
 
