@@ -3,6 +3,7 @@
     python scripts/studies/joins.py --runs 20
     python scripts/studies/joins.py --net resnet20 --runs 5 --kinds replaced first
     python scripts/studies/joins.py --kinds rounds --runs 1
+    python scripts/studies/joins.py --kinds "host lost" "host cut off" grow shrink      as root, on hosts of namespaces
 
 Each run is of one kind; what happens, happens at a random step, or at a random moment of the meeting. A line per run
 says the largest difference of a weight, relative to the largest weight of its array, how long those that train were
@@ -27,7 +28,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
@@ -36,6 +37,8 @@ import mxnet as mx
 from mxnet import gluon
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "tests" / "support"))
+from hosts import hosts
 from lost_processes import BATCH, LARGEST, NETS, SAMPLES, parameters
 
 meeting: Any = sys.modules["gluon_parallel.survive.meeting"]  # in whose middle processes are ended
@@ -43,12 +46,32 @@ IS_NEW = "GLUON_PARALLEL_JOINS" in os.environ
 EPOCHS = 1000  # more than any run has
 MERGED = "_merged"  # the function of `meeting` in which old and new processes become one group
 WAIT = 0.3  # seconds between two steps while a process is missing, so that one can start before the training ends
+SAYS = "SAYS"  # in place of a signal: the process says so, and its host is lost, or the list of hosts changes
+NOW = "it is time"
+
+
+class OnHosts(NamedTuple):
+    """A kind whose processes are on hosts with a place for one each, of which the first two begin."""
+
+    listed: list[int]  # their numbers in the list
+    happens: Callable[[Any, Callable[[list[int]], None]], None]  # gets the hosts, and what writes the list
+    size: int  # how many processes there are at the end
+
+
+ON_HOSTS = {
+    "host lost": OnHosts([0, 1, 2], lambda made, write: made.lose(1), 2),
+    "host cut off": OnHosts([0, 1, 2], lambda made, write: made.unplug(1), 2),
+    "grow": OnHosts([0, 1], lambda made, write: write([0, 1, 2]), 3),
+    "shrink": OnHosts([0, 1], lambda made, write: write([0]), 1),
+}
 
 
 def orders_of(kind: str, chosen: random.Random, processes: int) -> tuple[list[list], int]:
     """What happens in a run: (process, moment, signal) each, and how many processes join."""
     step, last, delay = chosen.randint(4, 20), processes - 1, chosen.uniform(0, 0.05)
     kill, one = "SIGKILL", [chosen.randint(1, last), step, "SIGKILL"]
+    if kind in ON_HOSTS:
+        return [[1, step, SAYS]], int(kind != "shrink")
     kinds = {
         "replaced": ([one], 1),
         "first": ([[0, step, kill]], 1),
@@ -66,12 +89,12 @@ def orders_of(kind: str, chosen: random.Random, processes: int) -> tuple[list[li
 
 KINDS = [
     "replaced", "first", "two", "new dies before", "new stopped before", "new dies in meeting", "new dies after",
-    "old dies while new starts", "old dies in meeting", "rounds",
+    "old dies while new starts", "old dies in meeting", "rounds", *ON_HOSTS,
 ]  # fmt: skip
 
 
-def train(name: str, dtype: str, file: str, num_steps: int, orders: list) -> None:
-    """Train as one of several processes, to which happens what `orders` say for it."""
+def train(name: str, dtype: str, file: str, num_steps: int, orders: list, num: int) -> None:
+    """Train as one of several processes, to which happens what `orders` say for it; `num` are there in the end."""
     mx.random.seed(0)
     np.random.seed(0)  # noqa: NPY002 (the generator that MXNet's initializers use)
     rng = np.random.default_rng(1)
@@ -84,10 +107,13 @@ def train(name: str, dtype: str, file: str, num_steps: int, orders: list) -> Non
     net.hybridize()
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.02, "momentum": 0.9})
     number = int(os.environ.get("GLUON_PARALLEL_RANK", 0))
-    mine = [(str(moment), getattr(signal, what)) for who, moment, what in orders if who == number]
+    mine = [(str(moment), what) for who, moment, what in orders if who == number]
 
     def happen(what):
-        os.kill(os.getpid(), what)
+        if what == SAYS:
+            print(NOW, flush=True)
+        else:
+            os.kill(os.getpid(), getattr(signal, what))
 
     for moment, what in mine:
         word, _, after = moment.partition(" ")
@@ -120,7 +146,6 @@ def train(name: str, dtype: str, file: str, num_steps: int, orders: list) -> Non
     sizes: list[int] = []
     lengths: list[float] = []
     memory: list[int] = []
-    num = int(os.environ.get("GLUON_PARALLEL_NUM_WORKERS", 1))
     begin = time.perf_counter()
     for _ in training.epochs(EPOCHS, progress=False):
         for x, y in loader:
@@ -136,7 +161,7 @@ def train(name: str, dtype: str, file: str, num_steps: int, orders: list) -> Non
                 memory.append(int(Path("/proc/self/statm").read_text().split()[1]) // 256)
             sizes.append(store.num_workers)
             lengths.append(time.perf_counter() - begin)
-            time.sleep(WAIT * (store.num_workers < num))
+            time.sleep(WAIT * (store.num_workers != num))
             begin = time.perf_counter()
             if training.num_steps == num_steps:
                 break
@@ -152,24 +177,64 @@ def difference(weights: dict, expected: dict) -> float:
     return max((np.abs(weights[n] - expected[n]).max() / np.abs(expected[n]).max() for n in weights), default=np.inf)
 
 
-def launch(options, folder: Path, orders: list, joining: bool = True):
-    """(weights, what process 0 noted, result, what the launcher said)"""
+def launch(options, folder: Path, orders: list, kind: str = ""):
+    """(weights, what process 0 noted, exit status, the failure, what the launcher said); of no kind, nobody joins."""
     file, logs = folder / "weights.npz", folder / "logs"
     for path in [*folder.glob("weights*"), *logs.glob("*")]:
         path.unlink()
+    size = ON_HOSTS[kind].size if kind in ON_HOSTS else options.processes
     words = ["--net", options.net, "--dtype", options.dtype, "--file", str(file), "--orders", json.dumps(orders)]
-    words += ["--steps", str(options.steps)]
-    result = gp.launch.launch(
-        __file__, words, options.processes, devices="cpu:1", timeout=options.timeout, logs=str(logs), live=False,
-        announces=options.verbose, min_processes=1 if joining else None,
-        max_processes=options.processes if joining else None,
-    )  # fmt: skip
+    words += ["--steps", str(options.steps), "--processes", str(size)]
+    failure: object
+    if kind in ON_HOSTS:
+        status, failure = launch_on_hosts(options, ON_HOSTS[kind], folder, words)
+    else:
+        result = gp.launch.launch(
+            __file__, words, options.processes, devices="cpu:1", timeout=options.timeout, logs=str(logs), live=False,
+            announces=options.verbose, min_processes=1 if kind else None,
+            max_processes=options.processes if kind else None,
+        )  # fmt: skip
+        status, failure = result.exit_code, result.failure
     said = sorted(
         {line for log in logs.glob("rank-*.log") for line in log.read_text().splitlines() if "gluon-p" in line}
     )
     weights = dict(np.load(file)) if file.exists() else {}
     noted = json.loads(Path(f"{file}.json").read_text()) if weights else {"sizes": [], "lengths": [], "memory": []}
-    return weights, noted, result, said
+    if kind in ON_HOSTS and noted["sizes"][-1:] != [size]:
+        status, failure = 1, f"there are not {size} processes at the end: {failure}"
+    return weights, noted, status, failure, said
+
+
+def launch_on_hosts(options, kind: OnHosts, folder: Path, words: list[str]) -> tuple[int, str]:
+    """The status and the output of a launch on the first of three hosts."""
+    listed, log = folder / "hosts", folder / "logs" / "rank-1.log"
+    ended = threading.Event()
+    with hosts(3) as made:
+
+        def write(numbers):
+            listed.write_text("".join(f"{made.names[number]} slots=1\n" for number in numbers))
+
+        def wait_and_happen():
+            while not ended.wait(0.02):
+                if log.exists() and NOW in log.read_text():
+                    kind.happens(made, write)
+                    return
+
+        write(kind.listed)
+        watching = threading.Thread(target=wait_and_happen)
+        watching.start()
+        most = max(2, kind.size)
+        command = [sys.executable, "-m", "gluon_parallel", "launch", "-n", 2, "--min-processes", 1, "--max-processes"]
+        command += [most, "--rsh", made.shell, "--hostfile", listed, "--devices", "cpu:1", "--quiet", "--timeout"]
+        command += [options.timeout, "--logs", folder / "logs", __file__, *words]
+        try:
+            done = made.run(0, [*map(str, command)], seconds=600)
+        finally:
+            ended.set()
+            watching.join()
+        if options.verbose:
+            print(done.stdout, done.stderr)
+        return done.returncode, done.stdout + done.stderr
 
 
 def left_behind(file: Path) -> int:
@@ -188,7 +253,13 @@ def main() -> int:
     parser.add_argument("--net", choices=list(NETS), default="lenet", help="what is trained (lenet)")
     parser.add_argument("--dtype", choices=list(LARGEST), default="float64", help="of weights (float64)")
     parser.add_argument("--runs", type=int, default=20, help="of each kind (20)")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS[:-1], help="what happens (all but rounds)")
+    parser.add_argument(
+        "--kinds",
+        nargs="+",
+        choices=KINDS,
+        default=KINDS[: KINDS.index("rounds")],
+        help="what happens",
+    )
     parser.add_argument("--processes", type=int, default=3, help="that begin (3)")
     parser.add_argument("--steps", type=int, default=300, help="of each run (300)")
     parser.add_argument("--seed", type=int, default=0, help="of what happens when (0)")
@@ -199,14 +270,14 @@ def main() -> int:
     options = parser.parse_args()
     if options.file:
         orders = json.loads(options.orders)
-        train(options.net, options.dtype, options.file, options.steps, orders)
+        train(options.net, options.dtype, options.file, options.steps, orders, options.processes)
         return 0
     chosen, table, is_right = random.Random(options.seed), [], True
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        expected, _, result, _ = launch(options, folder, [], joining=False)
-        if result.exit_code or not expected:
-            print(f"the undisturbed training has failed: {result.failure}")
+        expected, _, status, failure, _ = launch(options, folder, [])
+        if status or not expected:
+            print(f"the undisturbed training has failed: {failure}")
             return 1
         for kind in options.kinds:
             good, largest = 0, 0.0
@@ -214,18 +285,19 @@ def main() -> int:
             ratios: list[float] = []
             for run in range(options.runs):
                 orders, wanted = orders_of(kind, chosen, options.processes)
-                weights, noted, result, said = launch(options, folder, orders)
+                weights, noted, status, failure, said = launch(options, folder, orders, kind)
                 found, left = difference(weights, expected), left_behind(folder)
                 held = [
                     float(one) for line in said for one in re.findall(r"joined after.*go on after ([\d.]+) s", line)
                 ]
-                lengths, fewer = np.array(noted["lengths"][1:]), np.array(noted["sizes"][1:]) < options.processes
+                last = noted["sizes"][-1:] or [0]
+                lengths, fewer = np.array(noted["lengths"][1:]), np.array(noted["sizes"][1:]) != last[0]
                 usual = np.median(lengths) if len(lengths) else np.nan
                 # Without the steps in which somebody was lost or met
                 same = np.diff(noted["sizes"]) == 0 if len(lengths) else np.array([], bool)
                 meanwhile = lengths[fewer & same] if len(lengths) else np.array([])
                 ratio = meanwhile.max() / usual if len(meanwhile) else np.nan
-                right = result.exit_code == 0 and found <= LARGEST[options.dtype] and not left
+                right = status == 0 and found <= LARGEST[options.dtype] and not left
                 right = right and len(held) >= wanted
                 good += right
                 is_right &= right
@@ -233,11 +305,11 @@ def main() -> int:
                 ratios.append(ratio)
                 memory = f", memory {noted['memory']} MB" if kind == "rounds" else ""
                 print(
-                    f"{kind}, {good} of {run + 1}: {orders}: difference {found:.1e}, status {result.exit_code}, held "
+                    f"{kind}, {good} of {run + 1}: {orders}: difference {found:.1e}, status {status}, held "
                     f"{held} s, longest step {ratio:.1f} usual ones, {left} left behind{memory}", flush=True,
                 )  # fmt: skip
                 if not right:
-                    print(*said, result.failure, sep="\n    ", flush=True)
+                    print(*said, failure, sep="\n    ", flush=True)
             table.append((kind, good, options.runs, largest, all_held, np.nanmedian(ratios)))
     print(f"\n{options.net}, {options.dtype}, {options.processes} processes\n")
     print(
