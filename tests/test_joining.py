@@ -197,7 +197,7 @@ def test_processes_come_to_a_host_that_is_added_and_leave_one_that_is_taken_off(
         write(first)  # by its address, so that others find it
         thread = change(
             tmp_path, (0, "begins at step 0", lambda: write(first, "no.such.host", second)),
-            (0, "joined after", lambda: write(first, second, third)), (2, "begins at", lambda: write(first, third)),
+            (0, "joined after", lambda: write(first, second, third)), (0, "3 go on after", lambda: write(first, third)),
         )  # fmt: skip
         options = ["--max-processes", 3]
         output = check_on(

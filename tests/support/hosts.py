@@ -164,9 +164,11 @@ def _answer(asked, inits, temporary):
         name, words, folder, environment = json.loads(message)
         # mpirun's daemons name their files after process numbers, which two hosts have in common.
         environment["TMPDIR"] = str(Path(temporary, name))
-        enter = ["nsenter", "--target", str(inits[name]), "--net", "--pid", "--uts", "--mount"]
-        enter += ["sh", "-c", 'cd "$0" && exec sh -c "$1"', folder, words]
-        status = subprocess.call(enter, env=environment, stdin=files[0], stdout=files[1], stderr=files[2])
+        status = 255  # of a host that is not there
+        if name in inits:
+            enter = ["nsenter", "--target", str(inits[name]), "--net", "--pid", "--uts", "--mount"]
+            enter += ["sh", "-c", 'cd "$0" && exec sh -c "$1"', folder, words]
+            status = subprocess.call(enter, env=environment, stdin=files[0], stdout=files[1], stderr=files[2])
         for file in files:
             os.close(file)
         with contextlib.suppress(OSError):  # it was killed meanwhile
