@@ -151,6 +151,7 @@ def test_processes_come_and_leave_as_the_list_of_hosts_says(undisturbed, tmp_pat
     thread.join()
     assert "rank 2 comes to the others; it joins when its script has come to gp.prepare" in output
     assert "rank 2 leaves after its step: the list has 1 processes on localhost" in output
+    assert "left after step" in output and "lost" not in output
 
 
 needs_hosts = pytest.mark.skipif(bool(why_none()), reason=why_none())
@@ -333,8 +334,8 @@ def test_processes_come_up_to_the_number_of_the_list_and_leave_where_it_has_fewe
     assert len(group.started) == 1  # no more than --max-processes
     wants.hosts = []
     group.look(4.0)
-    asked = [name for name, message in group.sent if message == {"say": heartbeat.LEAVES}]
-    assert asked == ["rank 1", "rank 2"]  # --min-processes stay
+    asked = [name for number in (1, 2) for name, message in group.sent if message["say"] == f"leaves {number}"]
+    assert asked == ["rank 0", "rank 2", "rank 1", "rank 0", "rank 1", "rank 2"]  # --min-processes stay
     for worker in group.workers[1:]:
         worker.is_lost = True
     wants.hosts = [Host("localhost", 2)]
@@ -380,7 +381,7 @@ def test_processes_leave_a_host_that_is_taken_off_the_list_once_enough_others_ha
     group.join(1.0)
     assert group.place[0] == "h3" and group.sent == []
     group.look(2.0)
-    assert group.sent == [("rank 1", {"say": heartbeat.LEAVES})]
+    assert group.sent == [(f"rank {number}", {"say": "leaves 1"}) for number in (0, 2, 1)]
     assert "rank 1 leaves after its step: the list does not name h2 any more" in capsys.readouterr().err
 
 

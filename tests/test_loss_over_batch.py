@@ -114,24 +114,6 @@ def test_a_net_that_is_frozen_leaves_the_losss_parameters_to_train():
         step(inputs)
 
 
-def test_samples_may_be_counted_by_another_axis(rng):
-    x, y = rng.standard_normal((4, 5)).astype("float32"), rng.standard_normal((2, 5)).astype("float32")
-    weights = []
-    for devices in ([mx.cpu(0)], [mx.cpu(0), mx.cpu(1), mx.cpu(2)]):
-        weight = gluon.Parameter("weight", shape=(2, 4), init=mx.init.Constant(0.5))
-        net = gluon.nn.Lambda(lambda x, weight=weight: mx.nd.dot(weight.data(x.ctx), x))
-        weight.initialize(ctx=devices)
-        net.params.update({"weight": weight})
-        trainer = gluon.Trainer([weight], "sgd", {"learning_rate": 0.1})
-        step = gp.DataParallel(
-            net, lambda z, y: mx.nd.dot(z.T - y.T, z).square().sum(), trainer, batch_axis=1, loss_over="batch"
-        )
-        for _ in range(3):
-            step(x, y)
-        weights.append(weight.data(devices[-1]).asnumpy())
-    np.testing.assert_allclose(*weights, rtol=1e-5, atol=1e-6)
-
-
 def test_a_split_of_the_users_gives_the_order_of_its_shards(rng):
     x = rng.standard_normal((5, 1)).astype("float32")
     net = gluon.nn.Dense(1, in_units=1)

@@ -3,12 +3,12 @@
 import pytest
 import trainings_compare
 import trainings_draw
-from processes import needs_mpi
+from processes import needs_mpi, run_servers
 from trainings_case import Case, Step
-from trainings_pool import Pool, together
+from trainings_pool import WORKER, Pool, together
 
-# A few seconds of them; scripts/studies/random_trainings.py runs as many as one likes.
-SEEDS = range(2204, 2220)
+# Many seconds of them; scripts/studies/random_trainings.py runs as many as one likes.
+SEEDS, OF_TWO = range(2204, 2284), range(2204, 2228)
 
 
 def compare(seed, run, processes):
@@ -26,12 +26,22 @@ def test_a_random_training_has_the_weights_of_one_device(seed):
     compare(seed, trainings_compare.run, 1)
 
 
-@pytest.mark.slow
 @needs_mpi
 def test_random_trainings_of_two_processes_have_the_weights_of_one_device():
     with Pool() as pool:
-        for seed in SEEDS:
+        for seed in OF_TWO:
             compare(seed, pool.run, 2)
+
+
+# The keys of MXNet's servers keep their shapes, so each training has its own group.
+@pytest.mark.parametrize("update_on_kvstore", [None, False])
+def test_a_loop_over_mxnets_servers_has_the_weights_of_one_device(update_on_kvstore):
+    sums = "step" if update_on_kvstore is None else "allreduce_grads"
+    steps = tuple(Step(sizes) for sizes in ((3, 1), (1, 3), (2, 2)))  # of 4 samples: its servers divide by one number
+    options = {"optimizer": "momentum", "wd": 0.01, "dtype": "float32", "sums": sums, "steps": steps}
+    case = Case("loop", 2, 2, store="dist_sync", update_on_kvstore=update_on_kvstore, **options)
+    status, output = run_servers(2, WORKER, str(case))
+    assert status == 0 and output.count("equal") == 2, output
 
 
 def test_a_pass_that_no_step_uses_is_drawn_only_where_the_step_would_not_use_it():

@@ -391,9 +391,7 @@ class Stub:
 
     def run(self):
         """Until the launcher has closed the connection."""
-        variables = {
-            name: value for name, value in os.environ.items() if name.startswith(_BY_MPIRUN) or name in _PATHS
-        }
+        variables = {name: value for name, value in os.environ.items() if name.startswith(_BY_MPIRUN) or name in _PATHS}
         self.tell(variables=variables)
         self._selector.register(self.connection, selectors.EVENT_READ, "launcher")
         while True:

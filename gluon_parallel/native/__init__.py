@@ -78,6 +78,12 @@ def provide_mxnet(mxnet: ctypes.CDLL) -> None:
             _set(name, getattr(mxnet, name))
 
 
+def repair_open_mpi() -> None:
+    """Have Open MPI, which is not loaded yet, call the functions of ``open_mpi.c`` in the place of its own."""
+    library()
+    ctypes.CDLL(str(NATIVE / NAME), mode=os.RTLD_GLOBAL | os.RTLD_NOLOAD)
+
+
 def _set(name: str, pointer: Any) -> None:
     setattr(C.External.in_dll(library(), "gp_external"), name, ctypes.cast(pointer, ctypes.c_void_p).value)
 

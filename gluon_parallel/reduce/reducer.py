@@ -109,7 +109,8 @@ class Reducer:
             gradients.forget(self.parameters)
             return
         self.mark(False)
-        gradients.summed.difference_update(self.parameters if gradients.summed else ())
+        if gradients.summed:
+            gradients.summed.difference_update(self.parameters)
 
     def zero_stale(self, places: Sequence[int]) -> None:
         """At these places, gradients that are not fresh become zero, unless they accumulate: no samples on a device."""

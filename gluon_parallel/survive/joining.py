@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 from ..kvstore import heartbeat
 from ..mxnet.compat import mx
@@ -13,7 +13,8 @@ from . import meeting, newcomers
 from .progress import Progress
 from .regrouping import has_failed
 
-Regroup = Callable[[Callable[[], None]], object]  # goes on with a new process too, which the function given meets
+# Goes on with those that are left, and with a new process, if a function is given that meets it.
+Regroup = Callable[[Optional[Callable[[], None]]], object]
 
 
 class Joining:
@@ -22,7 +23,7 @@ class Joining:
     Args:
         net, trainer, store: as of :class:`.Progress`.
         progress: of this process.
-        regroup: goes on with a new process too.
+        regroup: has this process go on with others.
     """
 
     def __init__(
@@ -47,7 +48,11 @@ class Joining:
         began = time.monotonic()
         try:
             self._regroup(functools.partial(self._newcomers.connect, new))
+        except newcomers.Differs as error:
+            self._newcomers.refuse(new, error)
+            return
         except meeting.DidNotJoin as error:
+            self._regroup(None)
             self._newcomers.refuse(new, error)
             return
         if new.number in self._store.ranks and self._store.rank == 0:

@@ -20,6 +20,7 @@ from ..kvstore.mpi.shared_memory.memory import map_memory
 from ..kvstore.mpi.store import MPI
 from ..kvstore.mpi.transport import MPI_LOCK, made_within_limit
 from ..kvstore.state import forget
+from ..native import function
 
 _NUM_HANDLES = 256  # of communicators that are looked at
 _JOB = 256  # bytes of the name of a job
@@ -39,17 +40,18 @@ def accept(store: MPI, port: str) -> None:
     """In a new process: wait until those that run connect, however long that takes, and meet them through `store`."""
     progress = store._progress
     with MPI_LOCK:
+        _before_meeting()
         between = progress.comm.Accept(port)
         comm = _merged(progress, between, is_new=True)
         ranks = _exchange_places(progress, comm, progress.ranks[0])
     _go_on_with(store, comm, ranks)
 
 
-def connect(store: MPI, port: str) -> None:
-    """In those that run, all at once, with nothing in flight: meet the new process that waits at `port`.
+def connect(store: MPI, new: int, port: str) -> None:
+    """In those that run, all at once, with nothing in flight: meet the new process of that number that waits at `port`.
 
     Raises:
-        DidNotJoin: one of them could not meet it, so none has.
+        DidNotJoin: one of them could not meet it, so none has; they can exchange nothing before they have regrouped.
         WorkerLost: MPI did not come back within the limit.
     """
     progress = store._progress
@@ -57,6 +59,7 @@ def connect(store: MPI, port: str) -> None:
     def meet() -> tuple[Any, Any]:
         comm, ranks, problem = None, None, None
         before, made = _handles(progress.mpi), set[int]()
+        _before_meeting()
         try:
             between = progress.comm.Connect(port if progress.rank == 0 else "")
             made = _handles(progress.mpi) - before
@@ -64,7 +67,8 @@ def connect(store: MPI, port: str) -> None:
             ranks = _exchange_places(progress, comm, progress.ranks[progress.rank])
         except (progress.mpi.Exception, TimeoutError) as error:
             problem = error
-            for handle in made:  # others may wait in the middle of the merge for what this one does not send any more
+            progress.comm.Revoke()  # others may wait in the middle for what this one does not send any more
+            for handle in made:
                 with contextlib.suppress(progress.mpi.Exception):
                     progress.mpi.Comm.f2py(handle).Revoke()
         try:
@@ -73,14 +77,24 @@ def connect(store: MPI, port: str) -> None:
             problem, have_all = problem or error, False
         if have_all:
             return comm, ranks
+        progress.comm.Revoke()
         if comm is not None:
             comm.Revoke()  # the new process must not wait
         return None, problem or "another process could not meet it"
 
-    comm, ranks = made_within_limit(progress, meet)
+    pmix.ports[new] = port  # so that Connect ends if it is lost meanwhile
+    try:
+        comm, ranks = made_within_limit(progress, meet)
+    finally:
+        del pmix.ports[new]
     if comm is None:
         raise DidNotJoin(f"MPI could not connect to it: {ranks}")
     _go_on_with(store, comm, ranks)
+
+
+def _before_meeting() -> None:
+    """From here on, the loss of a process ends what MPI makes, instead of having it tried again and again."""
+    function("gp_before_meeting", 0)()
 
 
 def _handles(mpi: Any) -> set[int]:

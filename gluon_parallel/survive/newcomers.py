@@ -22,7 +22,12 @@ from ..mxnet.parameters import waits_for_shape
 from ..reduce.step_header import header_of
 from . import meeting
 
+leaving: set[int] = set()  # numbers of processes that shall end after their step
 _ACCEPTS = 0.2  # seconds after which a new process that waits at its port can be met
+
+
+class Differs(Exception):
+    """A new process trains something else than those that run."""
 
 
 class Newcomer(NamedTuple):
@@ -78,10 +83,14 @@ class Newcomers:
     def __init__(self, net: mx.gluon.Block, trainer: mx.gluon.Trainer, store: Any) -> None:
         self._net, self._trainer, self._store = net, trainer, store
         self._heard: collections.deque[Newcomer] = collections.deque()
-        self.leaves = False  # whether this process shall end after its step
         heartbeat.listen(heartbeat.STARTS, _start)
-        heartbeat.listen(heartbeat.LEAVES, lambda _: setattr(self, "leaves", True))
+        heartbeat.listen(heartbeat.LEAVES, lambda number: leaving.add(int(number)))
         heartbeat.listen(heartbeat.JOINS, lambda text: self._heard.append(Newcomer(**json.loads(text))))
+
+    @property
+    def leaves(self) -> bool:
+        """Whether this process shall end after its step."""
+        return self._store.ranks[self._store.rank] in leaving
 
     def after_step(self) -> Optional[Newcomer]:
         """Between two steps: the new process that all meet now, if there is one.
@@ -98,12 +107,12 @@ class Newcomers:
         return self._heard.popleft() if heard and all_have else None
 
     def connect(self, new: Newcomer) -> None:
-        """Meet a new process; DidNotJoin: it could not be met, or trains something else."""
+        """Meet a new process; :class:`Differs`: it trains something else; DidNotJoin: it could not be met."""
         found = difference(description(self._net, self._trainer), new.says)
         if found:
-            raise meeting.DidNotJoin(found)
+            raise Differs(found)
         pmix.places[new.number] = new.job, 0  # so that MPI hears from the launcher if it is lost meanwhile
-        meeting.connect(self._store, new.port)
+        meeting.connect(self._store, new.number, new.port)
 
     def refuse(self, new: Newcomer, why: Any) -> None:
         """Have the launcher end a new process that has not joined."""

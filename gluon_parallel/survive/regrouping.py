@@ -19,6 +19,7 @@ from ..nn.sync_batch_norm.participants import forget_failures, groups_of
 from ..nn.sync_batch_norm.sync_group import all_groups
 from ..step import trainer_loops
 from . import meeting
+from .newcomers import leaving
 from .progress import Progress
 from .steps import Loader
 
@@ -98,8 +99,10 @@ class Others:
         """One line per loss, in the logs of all processes and on the launcher's terminal."""
         _, step, in_step = rows[rows[:, 0].argmin()]
         where = f"in step {step + 1:.0f}" if in_step else f"after step {step:.0f}"
-        names, num_left = ", ".join(map(str, sorted(lost))), self._store.num_workers
-        text = f"lost {where}: process {names}; {num_left} go on after {seconds:.2f} s"
+        parts = []
+        for what, numbers in (("lost", {*lost} - leaving), ("left", leaving.intersection(lost))):
+            parts += [f"{what} {where}: process {', '.join(map(str, sorted(numbers)))}"] * bool(numbers)
+        text = f"{'; '.join(parts)}; {self._store.num_workers} go on after {seconds:.2f} s"
         if not heartbeat.is_heard():
             LOG.warning(f"gluon_parallel: {text}")
         elif self._store.rank == 0:

@@ -3,7 +3,7 @@
     python scripts/studies/joins.py --runs 20
     python scripts/studies/joins.py --net resnet20 --runs 5 --kinds replaced first
     python scripts/studies/joins.py --kinds rounds --runs 1
-    python scripts/studies/joins.py --kinds "host lost" "host cut off" grow shrink      as root, on hosts of namespaces
+    python scripts/studies/joins.py --kinds "host lost" "host cut off"      as root, on hosts of namespaces
 
 Each run is of one kind; what happens, happens at a random step, or at a random moment of the meeting. A line per run
 says the largest difference of a weight, relative to the largest weight of its array, how long those that train were
@@ -17,18 +17,21 @@ one, and end 0.07 apart: where rounding decides the sign of an input of a ReLU, 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import random
 import re
+import shutil
 import signal
 import statistics
 import sys
 import tempfile
 import threading
 import time
+import types
 from pathlib import Path
-from typing import Any, Callable, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -38,67 +41,124 @@ from mxnet import gluon
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "tests" / "support"))
-from hosts import hosts
+import hosts as host_namespaces
 from lost_processes import BATCH, LARGEST, NETS, SAMPLES, parameters
 
 meeting: Any = sys.modules["gluon_parallel.survive.meeting"]  # in whose middle processes are ended
+pmix: Any = sys.modules["gluon_parallel.kvstore.mpi.pmix"]  # which starts new ones
 IS_NEW = "GLUON_PARALLEL_JOINS" in os.environ
 EPOCHS = 1000  # more than any run has
-MERGED = "_merged"  # the function of `meeting` in which old and new processes become one group
+NOW = "it is time that this process's host is lost"
 WAIT = 0.3  # seconds between two steps while a process is missing, so that one can start before the training ends
-SAYS = "SAYS"  # in place of a signal: the process says so, and its host is lost, or the list of hosts changes
-NOW = "it is time"
-
-
-class OnHosts(NamedTuple):
-    """A kind whose processes are on hosts with a place for one each, of which the first two begin."""
-
-    listed: list[int]  # their numbers in the list
-    happens: Callable[[Any, Callable[[list[int]], None]], None]  # gets the hosts, and what writes the list
-    size: int  # how many processes there are at the end
-
-
-ON_HOSTS = {
-    "host lost": OnHosts([0, 1, 2], lambda made, write: made.lose(1), 2),
-    "host cut off": OnHosts([0, 1, 2], lambda made, write: made.unplug(1), 2),
-    "grow": OnHosts([0, 1], lambda made, write: write([0, 1, 2]), 3),
-    "shrink": OnHosts([0, 1], lambda made, write: write([0]), 1),
-}
 
 
 def orders_of(kind: str, chosen: random.Random, processes: int) -> tuple[list[list], int]:
-    """What happens in a run: (process, moment, signal) each, and how many processes join."""
+    """What happens in a run: (process, moment, what) each, and how many processes join.
+
+    A moment is a number of steps, or a word and a number: of steps or seconds behind it. What happens is a signal, or
+    "stop" (of the launcher, by SIGTERM), "full" (mpirun starts no process), "slots 2" (in the list that is watched),
+    "lose" or "unplug" (of the process's host: all of it ends, or its cable is taken away).
+    """
     step, last, delay = chosen.randint(4, 20), processes - 1, chosen.uniform(0, 0.05)
-    kill, one = "SIGKILL", [chosen.randint(1, last), step, "SIGKILL"]
-    if kind in ON_HOSTS:
-        return [[1, step, SAYS]], int(kind != "shrink")
+    kill, victim = "SIGKILL", chosen.randint(1, last)
+    one = [victim, step, kill]
     kinds = {
         "replaced": ([one], 1),
         "first": ([[0, step, kill]], 1),
         "two": ([[0, step, kill], [last, step + chosen.randint(0, 3), kill]], 2),
+        "two at once": ([[0, step, kill], [last, step, kill]], 2),
         "new dies before": ([one, [processes, "begin", kill]], 1),
         "new stopped before": ([one, [processes, "begin", "SIGSTOP"]], 1),
         "new dies in meeting": ([one, [processes, f"meet {delay}", kill]], 1),
         "new dies after": ([one, [processes, f"after {chosen.randint(0, 8)}", kill]], 2),
         "old dies while new starts": ([[last, step, kill], [0, f"late {chosen.uniform(0, 4)}", kill]], 2),
         "old dies in meeting": ([[last, step, kill], [chosen.randint(0, last - 1), f"meet {delay}", kill]], 2),
+        "stop while new starts": ([one, [victim - 1, f"late {chosen.uniform(0, 4)}", "stop"]], 0),
+        "stop in meeting": ([[last, step, kill], [0, f"meet {delay}", "stop"]], 0),
+        "no slots": ([one, *([number, "begin", "full"] for number in range(processes))], 1),
+        "grow twice": ([[0, step, f"slots {processes + 1}"], [0, 2 * step, f"slots {processes + 2}"]], 2),
+        "double": ([[0, step, f"slots {2 * processes}"]], processes),
+        "shrink": ([[0, step, f"slots {processes - 1}"]], 0),
+        "host lost": ([[last, step, "lose"]], 1),
+        "host cut off": ([[last, step, "unplug"]], 1),
         "rounds": ([[last, step, kill], *([last + number, "after 5", kill] for number in range(1, 10))], 10),
     }
     return kinds[kind]
 
 
 KINDS = [
-    "replaced", "first", "two", "new dies before", "new stopped before", "new dies in meeting", "new dies after",
-    "old dies while new starts", "old dies in meeting", "rounds", *ON_HOSTS,
+    "replaced", "first", "two", "two at once", "new dies before", "new stopped before", "new dies in meeting",
+    "new dies after", "old dies while new starts", "old dies in meeting", "stop while new starts", "stop in meeting",
+    "no slots", "grow twice", "double", "shrink", "host lost", "host cut off",
+    "rounds",
 ]  # fmt: skip
 
 
-def train(name: str, dtype: str, file: str, num_steps: int, orders: list, num: int) -> None:
-    """Train as one of several processes, to which happens what `orders` say for it; `num` are there in the end."""
+class Orders:
+    """What is to happen in this process, and when; see :func:`orders_of`."""
+
+    def __init__(self, options, orders: list) -> None:
+        self._launcher, self._hosts = options.launcher, Path(options.hosts)
+        self._begun = Path(f"{options.file}.meets")  # is there when those that train begin to meet a new process
+        number = int(os.environ.get("GLUON_PARALLEL_RANK", 0))
+        self._mine = [(*str(moment).split(), what) for who, moment, what in orders if who == number]
+        self.num_wanted = int(os.environ.get("GLUON_PARALLEL_NUM_WORKERS", 1))
+        meet = meeting.connect
+
+        def begin_and_meet(*arguments):
+            self._begun.touch()
+            self.start("meet")
+            return meet(*arguments)
+
+        meeting.connect = begin_and_meet
+        if IS_NEW:
+            threading.Thread(target=self._wait, daemon=True).start()
+
+    def _wait(self) -> None:
+        begun = self._begun.stat().st_mtime if self._begun.exists() else 0  # of the meeting before
+        while not (self._begun.exists() and self._begun.stat().st_mtime > begun):
+            time.sleep(0.0005)
+        self.start("meet")
+
+    def at(self, *words: str) -> None:
+        """Do what is to happen now."""
+        for *moment, what in self._mine:
+            if moment == [*words]:
+                self._do(what)
+
+    def start(self, word: str) -> None:
+        """Do what is to happen so many seconds from now."""
+        for order in [order for order in self._mine if order[0] == word]:
+            self._mine.remove(order)
+            threading.Timer(float(order[1]), self._do, order[2:]).start()
+
+    def _do(self, what: str) -> None:
+        if what == "stop":
+            os.kill(self._launcher, signal.SIGTERM)
+        elif what in ("lose", "unplug"):
+            print(NOW, flush=True)
+        elif what == "full":
+            pmix._Program = functools.partial(self._too_many, pmix._Program)
+        elif what.startswith("slots"):
+            self.num_wanted = int(what.split()[1])
+            self._hosts.write_text(f"localhost slots={self.num_wanted}")
+        else:
+            os.kill(os.getpid(), getattr(signal, what))
+
+    def _too_many(self, make, *words):
+        """Once, a program of which mpirun cannot start any process: there is no folder to start it in."""
+        *first, _folder, number, info, num_info = words
+        pmix._Program = make
+        return make(*first, b"/there/is/no/such/folder", number, info, num_info)
+
+
+def train(options, orders: list) -> None:
+    """Train as one of several processes, to which happens what `orders` say for it."""
+    happens, dtype, file = Orders(options, orders), options.dtype, options.file
     mx.random.seed(0)
     np.random.seed(0)  # noqa: NPY002 (the generator that MXNet's initializers use)
     rng = np.random.default_rng(1)
-    make_net, shape, _ = NETS[name]
+    make_net, shape, _ = NETS[options.net]
     images, labels = rng.standard_normal((SAMPLES, *shape)), rng.integers(0, 10, SAMPLES)
     data = gluon.data.ArrayDataset(mx.nd.array(images, dtype=dtype), mx.nd.array(labels, dtype=dtype))
     net = make_net()
@@ -106,42 +166,13 @@ def train(name: str, dtype: str, file: str, num_steps: int, orders: list, num: i
     net.initialize(mx.init.Xavier(), ctx=gp.devices("auto"))
     net.hybridize()
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.02, "momentum": 0.9})
-    number = int(os.environ.get("GLUON_PARALLEL_RANK", 0))
-    mine = [(str(moment), what) for who, moment, what in orders if who == number]
-
-    def happen(what):
-        if what == SAYS:
-            print(NOW, flush=True)
-        else:
-            os.kill(os.getpid(), getattr(signal, what))
-
-    for moment, what in mine:
-        word, _, after = moment.partition(" ")
-        if word == "begin":
-            happen(what)
-        elif word == "meet":
-            name_of_call = "accept" if IS_NEW else "connect"
-            meet = getattr(meeting, name_of_call)
-
-            def meet_and_happen(*arguments, delay=float(after), what=what, meet=meet):
-                if not IS_NEW:
-                    threading.Timer(delay, happen, [what]).start()
-                return meet(*arguments)
-
-            setattr(meeting, name_of_call, meet_and_happen)
-            if IS_NEW:
-                merged = getattr(meeting, MERGED)
-
-                def merge_and_happen(*arguments, delay=float(after), what=what, merged=merged, **options):
-                    threading.Timer(delay, happen, [what]).start()
-                    return merged(*arguments, **options)
-
-                setattr(meeting, MERGED, merge_and_happen)
+    happens.at("begin")
     store = gp.kvstore.create("auto")
     loader = gluon.data.DataLoader(data, BATCH, shuffle=True)
     training, loader = gp.prepare(
-        net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer, loader, store=store, sync_batch_norm=True
-    )
+        net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer, loader, store=store, sync_batch_norm=True,
+        run=f"{file}.run",
+    )  # fmt: skip
     first = training.num_steps
     sizes: list[int] = []
     lengths: list[float] = []
@@ -149,23 +180,20 @@ def train(name: str, dtype: str, file: str, num_steps: int, orders: list, num: i
     begin = time.perf_counter()
     for _ in training.epochs(EPOCHS, progress=False):
         for x, y in loader:
-            for moment, what in mine:
-                word, _, after = moment.partition(" ")
-                if word == str(training.num_steps) or (word, after) == ("after", str(training.num_steps - first)):
-                    happen(what)
-                if word == "late" and store.num_workers < num and not hasattr(training, "timer"):
-                    training.timer = threading.Timer(float(after), happen, [what])
-                    training.timer.start()
+            happens.at(str(training.num_steps))
+            happens.at("after", str(training.num_steps - first))
+            if store.num_workers < happens.num_wanted:
+                happens.start("late")
             training.step(x, y)
             if store.num_workers > (sizes[-1] if sizes else store.num_workers):
                 memory.append(int(Path("/proc/self/statm").read_text().split()[1]) // 256)
             sizes.append(store.num_workers)
             lengths.append(time.perf_counter() - begin)
-            time.sleep(WAIT * (store.num_workers != num))
+            time.sleep(WAIT * (store.num_workers != happens.num_wanted))
             begin = time.perf_counter()
-            if training.num_steps == num_steps:
+            if training.num_steps == options.steps:
                 break
-        if training.num_steps == num_steps:
+        if training.num_steps == options.steps:
             break
     if store.rank == 0:
         Path(f"{file}.json").write_text(json.dumps({"sizes": sizes, "lengths": lengths, "memory": memory}))
@@ -177,64 +205,61 @@ def difference(weights: dict, expected: dict) -> float:
     return max((np.abs(weights[n] - expected[n]).max() / np.abs(expected[n]).max() for n in weights), default=np.inf)
 
 
-def launch(options, folder: Path, orders: list, kind: str = ""):
-    """(weights, what process 0 noted, exit status, the failure, what the launcher said); of no kind, nobody joins."""
-    file, logs = folder / "weights.npz", folder / "logs"
+def launch(options, folder: Path, orders: list, joining: bool = True):
+    """(weights, what process 0 noted, result, what the launcher said)"""
+    file, logs, hosts = folder / "weights.npz", folder / "logs", folder / "hosts"
     for path in [*folder.glob("weights*"), *logs.glob("*")]:
-        path.unlink()
-    size = ON_HOSTS[kind].size if kind in ON_HOSTS else options.processes
-    words = ["--net", options.net, "--dtype", options.dtype, "--file", str(file), "--orders", json.dumps(orders)]
-    words += ["--steps", str(options.steps), "--processes", str(size)]
-    failure: object
-    if kind in ON_HOSTS:
-        status, failure = launch_on_hosts(options, ON_HOSTS[kind], folder, words)
-    else:
-        result = gp.launch.launch(
-            __file__, words, options.processes, devices="cpu:1", timeout=options.timeout, logs=str(logs), live=False,
-            announces=options.verbose, min_processes=1 if kind else None,
-            max_processes=options.processes if kind else None,
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    hosts.write_text(f"localhost slots={options.processes}")
+    words = ["--net", options.net, "--dtype", options.dtype, "--file", str(file), "--steps", str(options.steps)]
+    words += ["--launcher", str(os.getpid()), "--hosts", str(hosts)]
+
+    def start(orders) -> Any:
+        return gp.launch.launch(
+            __file__, [*words, "--orders", json.dumps(orders)], options.processes, devices="cpu:1",
+            timeout=options.timeout, logs=str(logs), live=False, announces=options.verbose,
+            min_processes=1 if joining else None, max_processes=2 * options.processes if joining else None,
+            hostfile=str(hosts) if joining else None,
         )  # fmt: skip
-        status, failure = result.exit_code, result.failure
+
+    lost = [what for *_, what in orders if what in ("lose", "unplug")]
+    result = (
+        launch_on_hosts(options, folder, [*words, "--orders", json.dumps(orders)], *lost) if lost else start(orders)
+    )
+    if result.exit_code == 128 + signal.SIGTERM and any(what == "stop" for *_, what in orders):
+        result = start([])  # it goes on from its checkpoint
     said = sorted(
         {line for log in logs.glob("rank-*.log") for line in log.read_text().splitlines() if "gluon-p" in line}
     )
     weights = dict(np.load(file)) if file.exists() else {}
     noted = json.loads(Path(f"{file}.json").read_text()) if weights else {"sizes": [], "lengths": [], "memory": []}
-    if kind in ON_HOSTS and noted["sizes"][-1:] != [size]:
-        status, failure = 1, f"there are not {size} processes at the end: {failure}"
-    return weights, noted, status, failure, said
+    return weights, noted, result, said
 
 
-def launch_on_hosts(options, kind: OnHosts, folder: Path, words: list[str]) -> tuple[int, str]:
-    """The status and the output of a launch on the first of three hosts."""
-    listed, log = folder / "hosts", folder / "logs" / "rank-1.log"
-    ended = threading.Event()
-    with hosts(3) as made:
+def launch_on_hosts(options, folder: Path, words: list[str], what: str) -> Any:
+    """Launch on hosts with a place for one process each, one more than processes; that of the last one is lost."""
+    num, logs = options.processes, folder / "logs"
+    log, ended = logs / f"rank-{num - 1}.log", threading.Event()
+    with host_namespaces.hosts(num + 1) as made:
 
-        def write(numbers):
-            listed.write_text("".join(f"{made.names[number]} slots=1\n" for number in numbers))
-
-        def wait_and_happen():
+        def wait_and_lose():
             while not ended.wait(0.02):
                 if log.exists() and NOW in log.read_text():
-                    kind.happens(made, write)
+                    getattr(made, what)(num - 1)
                     return
 
-        write(kind.listed)
-        watching = threading.Thread(target=wait_and_happen)
+        watching = threading.Thread(target=wait_and_lose)
         watching.start()
-        most = max(2, kind.size)
-        command = [sys.executable, "-m", "gluon_parallel", "launch", "-n", 2, "--min-processes", 1, "--max-processes"]
-        command += [most, "--rsh", made.shell, "--hostfile", listed, "--devices", "cpu:1", "--quiet", "--timeout"]
-        command += [options.timeout, "--logs", folder / "logs", __file__, *words]
+        options_of_launch = ["-n", num, "--min-processes", 1, "--max-processes", num, "--devices", "cpu:1", "--quiet"]
+        command = made.launching(1, *options_of_launch, "--timeout", options.timeout, "--logs", logs, __file__, *words)
         try:
-            done = made.run(0, [*map(str, command)], seconds=600)
+            done = made.run(0, command, seconds=900)
         finally:
             ended.set()
             watching.join()
-        if options.verbose:
-            print(done.stdout, done.stderr)
-        return done.returncode, done.stdout + done.stderr
+    if options.verbose:
+        print(done.stderr)
+    return types.SimpleNamespace(exit_code=done.returncode, failure=done.stderr)
 
 
 def left_behind(file: Path) -> int:
@@ -253,31 +278,25 @@ def main() -> int:
     parser.add_argument("--net", choices=list(NETS), default="lenet", help="what is trained (lenet)")
     parser.add_argument("--dtype", choices=list(LARGEST), default="float64", help="of weights (float64)")
     parser.add_argument("--runs", type=int, default=20, help="of each kind (20)")
-    parser.add_argument(
-        "--kinds",
-        nargs="+",
-        choices=KINDS,
-        default=KINDS[: KINDS.index("rounds")],
-        help="what happens",
-    )
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS[:-3], help="what happens (all but 3)")
     parser.add_argument("--processes", type=int, default=3, help="that begin (3)")
     parser.add_argument("--steps", type=int, default=300, help="of each run (300)")
     parser.add_argument("--seed", type=int, default=0, help="of what happens when (0)")
     parser.add_argument("--timeout", type=float, default=60, help="seconds, as of gluon-parallel launch (60)")
     parser.add_argument("--verbose", action="store_true", help="show what the launcher says")
-    for name in ("--file", "--orders"):  # of one process
+    for name in ("--file", "--orders", "--hosts"):  # of one process
         parser.add_argument(name, help=argparse.SUPPRESS)
+    parser.add_argument("--launcher", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.file:
-        orders = json.loads(options.orders)
-        train(options.net, options.dtype, options.file, options.steps, orders, options.processes)
+        train(options, json.loads(options.orders))
         return 0
     chosen, table, is_right = random.Random(options.seed), [], True
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        expected, _, status, failure, _ = launch(options, folder, [])
-        if status or not expected:
-            print(f"the undisturbed training has failed: {failure}")
+        expected, _, result, _ = launch(options, folder, [], joining=False)
+        if result.exit_code or not expected:
+            print(f"the undisturbed training has failed: {result.failure}")
             return 1
         for kind in options.kinds:
             good, largest = 0, 0.0
@@ -285,19 +304,18 @@ def main() -> int:
             ratios: list[float] = []
             for run in range(options.runs):
                 orders, wanted = orders_of(kind, chosen, options.processes)
-                weights, noted, status, failure, said = launch(options, folder, orders, kind)
+                weights, noted, result, said = launch(options, folder, orders)
                 found, left = difference(weights, expected), left_behind(folder)
                 held = [
                     float(one) for line in said for one in re.findall(r"joined after.*go on after ([\d.]+) s", line)
                 ]
-                last = noted["sizes"][-1:] or [0]
-                lengths, fewer = np.array(noted["lengths"][1:]), np.array(noted["sizes"][1:]) != last[0]
+                lengths, fewer = np.array(noted["lengths"][1:]), np.array(noted["sizes"][1:]) < options.processes
                 usual = np.median(lengths) if len(lengths) else np.nan
                 # Without the steps in which somebody was lost or met
                 same = np.diff(noted["sizes"]) == 0 if len(lengths) else np.array([], bool)
                 meanwhile = lengths[fewer & same] if len(lengths) else np.array([])
                 ratio = meanwhile.max() / usual if len(meanwhile) else np.nan
-                right = status == 0 and found <= LARGEST[options.dtype] and not left
+                right = result.exit_code == 0 and found <= LARGEST[options.dtype] and not left
                 right = right and len(held) >= wanted
                 good += right
                 is_right &= right
@@ -305,11 +323,11 @@ def main() -> int:
                 ratios.append(ratio)
                 memory = f", memory {noted['memory']} MB" if kind == "rounds" else ""
                 print(
-                    f"{kind}, {good} of {run + 1}: {orders}: difference {found:.1e}, status {status}, held "
+                    f"{kind}, {good} of {run + 1}: {orders}: difference {found:.1e}, status {result.exit_code}, held "
                     f"{held} s, longest step {ratio:.1f} usual ones, {left} left behind{memory}", flush=True,
                 )  # fmt: skip
                 if not right:
-                    print(*said, failure, sep="\n    ", flush=True)
+                    print(*said, result.failure, sep="\n    ", flush=True)
             table.append((kind, good, options.runs, largest, all_held, np.nanmedian(ratios)))
     print(f"\n{options.net}, {options.dtype}, {options.processes} processes\n")
     print(

@@ -278,7 +278,8 @@ def check_wrong_combinations_are_refused(store):
             Trained(store, hook, compression_params={"type": "fp16"})
         with pytest.MonkeyPatch.context() as patch, pytest.raises(ValueError, match="--min-processes"):
             patch.setenv("GLUON_PARALLEL_MIN_PROCESSES", "1")
-            Trained(store, hook)
+            run = Trained(store, hook)
+            gp.survive(run.step, run.net, run.trainer)
     hook = PowerSGD()
     Trained(store, hook)
     with pytest.raises(ValueError, match=r"PowerSGD\(rank=4, start_step=0\) belongs to another trainer"):

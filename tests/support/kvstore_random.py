@@ -9,11 +9,9 @@ import hashlib
 import os
 import queue
 import threading
-import warnings
 
 import numpy as np
 import pytest
-import random_loops
 from random_programs import EPSILON, Program, wanted
 
 import gluon_parallel as gp
@@ -183,26 +181,4 @@ def check_random_programs_train_as_one_device_does(store):
         if found:
             wrong[seed] = found, program
     print(f"process {store.rank}: {len(seeds()) - len(wrong)} of {len(seeds())} programs agree", flush=True)
-    assert not wrong, wrong
-
-
-def check_random_loops_of_the_trainer_train_as_one_device_does(store):
-    """gluon.Trainer alone, on one or two devices."""
-    warnings.filterwarnings("ignore", category=gp.errors.SeparateTraining)  # of the reference
-    wrong = {}
-    for seed in seeds():
-        # A process without samples that has made an earlier pass is refused, and passes that add are of all processes.
-        rng = np.random.default_rng(seed)
-        loop = random_loops.Loop.draw(rng, ("step", "allreduce_grads"), num=4, with_unused=False)
-        devices, mine = [mx.cpu(0), mx.cpu(1)], gp.kvstore.create(store.type)
-        one = random_loops.train(loop, seed, devices[:1])
-        with ready_in_any_order(np.random.default_rng([seed, store.rank])):
-            many = random_loops.train(
-                loop, seed, devices[: 1 + seed % 2], mine, rank=store.rank, num_workers=store.num_workers
-            )
-        # Adam divides by the size of small gradients, in which rounding errors are large.
-        found = random_loops.differences(many, one, 1e-9 if loop.optimizer == "adam" else TOLERANCE["float64"])
-        if found:
-            wrong[seed] = found, loop
-    print(f"process {store.rank}: {len(seeds()) - len(wrong)} of {len(seeds())} loops agree", flush=True)
     assert not wrong, wrong

@@ -53,7 +53,7 @@ class Case:
     shard_optimizer: bool = False
     hook: str = ""  # or "exact", "float16"
     average: bool = False  # a moving average of the weights
-    store: str = "device"  # or "local", "mpi", "none"
+    store: str = "device"  # or "local", "mpi", "none"; "dist_sync" in no random one
     update_on_kvstore: Optional[bool] = None
     # A loop of gluon.Trainer.
     sums: str = "step"  # or "allreduce_grads", "gp.allreduce", and then trainer.update

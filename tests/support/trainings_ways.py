@@ -28,7 +28,7 @@ class Trained:
         self.case, self.folder, self.rank = case, Path(folder), rank
         self.devices = [mx.cpu(number) for number in range(case.devices)]
         store = {"none": None}.get(case.store, case.store)
-        self.store = gp.kvstore.create(store) if store == "mpi" else store
+        self.store = gp.kvstore.create(store) if case.processes > 1 else store
         self.num_updates = self.num_waiting = self.num_steps = 0
         self.losses, self.scores = [], []
         self.build()

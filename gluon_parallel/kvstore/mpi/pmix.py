@@ -12,7 +12,7 @@ from .. import heartbeat
 _LIBRARY = "libpmix.so.2"  # which Open MPI has loaded
 # Numbers of the PMIx standard
 _ACTION_COMPLETE, _LOST_CONNECTION, _LOST_SERVER, _ENDED = -334, -61, -101, -200
-_PROC_LOCAL, _BOOL, _PROC = 7, 1, 22  # a range: this process alone; types of values
+_PROC_LOCAL, _BOOL, _STRING, _PROC = 7, 1, 3, 22  # a range: this process alone; types of values
 
 _DONE = ctypes.CFUNCTYPE(
     None, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
@@ -41,7 +41,14 @@ def follow_launcher() -> None:
         )
     except (OSError, AttributeError):
         return
-    heartbeat.listen(heartbeat.LOST, lambda number: _tell_mpi(library, int(number)))
+
+    def note_loss(text: str) -> None:
+        number = int(text)
+        _tell_mpi(library, number)
+        if number in ports:
+            _end_wait(library, ports[number])
+
+    heartbeat.listen(heartbeat.LOST, note_loss)
 
 
 @_HANDLER
@@ -54,6 +61,7 @@ def _go_on(*arguments: Any) -> None:
 
 # number -> (job, rank in it) of processes that have met those of another job
 places: dict[int, tuple[str, int]] = {}
+ports: dict[int, str] = {}  # number -> port of a new process that this one is about to meet
 
 
 def own_place() -> tuple[str, int]:
@@ -78,6 +86,17 @@ def _info(library: ctypes.CDLL, name: bytes, value: Any, kind: int) -> ctypes.c_
     info = ctypes.c_void_p(library.PMIx_Info_create(ctypes.c_size_t(1)))
     library.PMIx_Info_load(info, name, value, ctypes.c_uint16(kind))
     return info
+
+
+def _end_wait(library: ctypes.CDLL, port: str) -> None:
+    """End the wait of MPI's Connect for a process that had opened that port and is lost: say something in its place.
+
+    Open MPI waits in a function of PMIx, for up to ten minutes. It gets text where it wants bytes, so it fails.
+    """
+    for key in ("nextcid:recv:0", "nextcid:recv:1", "nextcid:recv:2", "activate:recv:0"):
+        info = _info(library, f"{port}:{key}".encode(), b"it is lost", _STRING)
+        library.PMIx_Publish(info, ctypes.c_size_t(1))
+        library.PMIx_Info_free(info, ctypes.c_size_t(1))
 
 
 class _Program(ctypes.Structure):

@@ -20,7 +20,7 @@ from ...forks import at_exit, end_at_once, undo_in_forks
 from ...mxnet.compat import environment, mx
 from ...mxnet.engine import settle
 from ...mxnet.engine.failures import is_reported
-from ...native import ends_within
+from ...native import ends_within, repair_open_mpi
 from .. import flight_recorder, heartbeat
 from ..environment import ALONE, LIMIT, MIN_PROCESSES, PATIENCE, default_timeout, joins, refuse_if_alone
 from ..handshake import SAME_VERSIONS, differ, spelled, version, words_of
@@ -103,6 +103,8 @@ def _mpi(limit: float) -> Any:
             "or choose dist_sync, which comes with MXNet"
         ) from error
     _check_limits()
+    if MIN_PROCESSES in os.environ:
+        repair_open_mpi()
     # A process that saw a failure must be able to end without MPI's own end, which waits for everyone.
     mpi4py.rc.finalize = False
     # MPI starts only when every process of the group does, and nothing in Python runs meanwhile: so a watchdog of

@@ -1,0 +1,152 @@
+/* Repairs of Open MPI 5.0, where a process is lost while others make a communicator: functions in the place of its own.
+
+   Open MPI calls its functions through the dynamic linker, which takes these where they are known to all libraries before
+   Open MPI is loaded. Each calls the one that it stands for. Without them, the processes that are left
+   - crash: the loss is noted in each communicator, also where its collective operations are still to be chosen
+     (`ompi_comm_revoke_local`);
+   - or wait for ever: a request that consists of others forgets that the last one has failed, so the search for a number
+     of the communicator is repeated, and fails, without end (`ompi_comm_request_progress`). */
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "external.h"
+
+#define PROC_FAILED 75 /* MPI_ERR_PROC_FAILED */
+
+typedef struct Communicators {
+    void **all;
+    int num, room;
+} Communicators;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the two lists */
+static Communicators finished;                           /* those that have collective operations */
+static Communicators missed;                             /* others, of which a process was lost */
+static _Atomic int num_failures, num_before = -1;
+
+static void add(Communicators *to, void *comm)
+{
+    if (to->num == to->room) {
+        to->room = 2 * to->room + 16;
+        to->all = realloc(to->all, to->room * sizeof *to->all);
+        if (!to->all)
+            abort();
+    }
+    to->all[to->num++] = comm;
+}
+
+/* The place of a communicator; `num` if it is not there. */
+static int find(const Communicators *in, const void *comm)
+{
+    int place = 0;
+    while (place < in->num && in->all[place] != comm)
+        place++;
+    return place;
+}
+
+/* Returns whether it was there. */
+static bool drop(Communicators *from, const void *comm)
+{
+    int place = find(from, comm);
+    if (place == from->num)
+        return false;
+    from->all[place] = from->all[--from->num];
+    return true;
+}
+
+/* The function of that name in the library that has called from `caller`. */
+static void *function_of(const void *caller, const char *name)
+{
+    Dl_info info;
+    void *library = dladdr(caller, &info) ? dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD) : NULL;
+    void *found = library ? dlsym(library, name) : NULL;
+    if (!found) {
+        fprintf(stderr, "gluon_parallel: Open MPI has no function %s\n", name);
+        abort();
+    }
+    return found;
+}
+
+#define OWN(type, name) \
+    static type *own;   \
+    if (!own)           \
+        own = (type *)function_of(__builtin_return_address(0), #name)
+
+typedef int (*Callback)(void *request);
+typedef bool Revoke(void *comm, bool only_collectives);
+typedef int Collectives(void *comm);
+typedef int Failed(void *process, int status, bool forward);
+typedef int Append(void *request, Callback callback, void **parts, int num_parts);
+
+static Revoke *own_revoke;
+
+/* Note in a communicator that it is revoked, or that a process of it was lost. */
+EXPORT bool ompi_comm_revoke_local(void *comm, bool only_collectives)
+{
+    if (!own_revoke)
+        own_revoke = (Revoke *)function_of(__builtin_return_address(0), "ompi_comm_revoke_local");
+    pthread_mutex_lock(&lock);
+    bool is_finished = find(&finished, comm) < finished.num;
+    if (!is_finished && find(&missed, comm) == missed.num)
+        add(&missed, comm);
+    pthread_mutex_unlock(&lock);
+    return is_finished && own_revoke(comm, only_collectives);
+}
+
+/* Choose the collective operations of a communicator, the last thing that it needs. */
+EXPORT int mca_coll_base_comm_select(void *comm)
+{
+    OWN(Collectives, mca_coll_base_comm_select);
+    int error = own(comm);
+    pthread_mutex_lock(&lock);
+    bool has_missed = drop(&missed, comm);
+    if (!error)
+        add(&finished, comm);
+    pthread_mutex_unlock(&lock);
+    if (!error && has_missed)
+        own_revoke(comm, true);
+    return error;
+}
+
+/* Let go of a communicator's collective operations: it is freed. */
+EXPORT int mca_coll_base_comm_unselect(void *comm)
+{
+    OWN(Collectives, mca_coll_base_comm_unselect);
+    pthread_mutex_lock(&lock);
+    drop(&finished, comm);
+    drop(&missed, comm);
+    pthread_mutex_unlock(&lock);
+    return own(comm);
+}
+
+/* Note that a process was lost. */
+EXPORT int ompi_errhandler_proc_failed_internal(void *process, int status, bool forward)
+{
+    OWN(Failed, ompi_errhandler_proc_failed_internal);
+    num_failures++;
+    return own(process, status, forward);
+}
+
+/* The end of a request that consists of others. */
+static int end(void *request)
+{
+    (void)request;
+    return num_before >= 0 && num_failures != num_before ? PROC_FAILED : 0;
+}
+
+/* Add a part to a request that consists of others, with what is called behind it. */
+EXPORT int ompi_comm_request_schedule_append(void *request, Callback callback, void **parts, int num_parts)
+{
+    OWN(Append, ompi_comm_request_schedule_append);
+    return own(request, callback ? callback : end, parts, num_parts);
+}
+
+/* Before processes meet: a loss from here on ends what they make together. Returns whether Open MPI calls these
+   functions. */
+EXPORT int64_t gp_before_meeting(void)
+{
+    num_before = num_failures;
+    return finished.num > 0;
+}
