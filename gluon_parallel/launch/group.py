@@ -74,6 +74,7 @@ class Group:
         remove_leftovers()
         with listener, self._selector, self.engine.kept, temporary_folder() as self.engine.folder:
             listener.setblocking(False)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # of all that connect, as Linux has it
             self._selector.register(listener, selectors.EVENT_READ)
             try:
                 self._address = f"{address}:{listener.getsockname()[1]}"

@@ -170,8 +170,10 @@ class MPI(Engine):
 
     def adopted(self, variables: Mapping[str, str], host: str) -> dict[str, str]:
         # mpirun takes all processes for processes of its host: what they would share there they do not.
-        apart = {"PMIX_HOSTNAME": host, "PMIX_GDS_MODULE": "hash"}
-        settings = {"OMPI_MCA_btl": "self,tcp", "OMPI_MCA_coll": "^han,sm,xhc"}
+        btl = variables.get("OMPI_MCA_btl", "self,tcp")
+        btl = f"{btl},sm" if btl.startswith("^") else ",".join(one for one in btl.split(",") if one != "sm")
+        apart = {"OMPI_MCA_btl": btl, "PMIX_HOSTNAME": host, "PMIX_GDS_MODULE": "hash"}
+        settings = {"OMPI_MCA_coll": "^han,sm,xhc"}
         if self.address == hosts.LOOPBACK:
             settings["OMPI_MCA_btl_tcp_if_include"] = "lo"
         return {**settings, **variables, **apart}

@@ -125,6 +125,7 @@ class Relay:
 
     def _take(self, connected):
         self._socket = connected
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._selector.register(connected, selectors.EVENT_READ, "relay")
 
     def read(self):
@@ -440,7 +441,8 @@ def main():
     connection = socket.create_connection((host, int(port)), timeout=30)
     connection.settimeout(None)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a host that vanished does not say goodbye
-    for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 20000)):
+    keeping = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 20000))
+    for option, value in (*keeping, ("TCP_NODELAY", 1)):
         connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
     one = Stub(Connection(connection)) if is_stub else Agent(Connection(connection))
     member = settings.get(MEMBER)

@@ -70,6 +70,10 @@ class Hosts:
         """Take a host's cable away."""
         _on(self.inits[number], "ip", "link", "set", "cable", "down")
 
+    def plug(self, number):
+        """Give it back."""
+        _on(self.inits[number], "ip", "link", "set", "cable", "up")
+
     def lose(self, number):
         """End a host with all that runs on it; its cable is gone as well."""
         os.kill(self.inits[number], signal.SIGKILL)
