@@ -187,6 +187,21 @@ def test_a_process_of_a_lost_host_is_replaced_on_another_one(undisturbed, tmp_pa
 
 @needs_hosts
 @pytest.mark.slow
+def test_a_lost_host_that_comes_back_gets_its_process_again_where_no_other_has_a_place(undisturbed, tmp_path):
+    listed = tmp_path / "hosts"
+    with hosts(2) as made:
+        listed.write_text("".join(f"{name} slots=1\n" for name in made.names))
+        lost, back = (1, "waits at 10", lambda: made.unplug(1)), (0, "does not answer", lambda: made.plug(1))
+        thread = change(tmp_path, lost, back)
+        words = {"undisturbed": undisturbed, "epochs": 80, "limit": 30}
+        output = check_on(made, listed, tmp_path, ["--max-processes", 2], "1:10:host", **words)
+        thread.join()
+        assert f"rank 2 on {made.names[1]} takes the place of rank 1; it joins when" in output
+        assert made.processes(0) == made.processes(1) == []
+
+
+@needs_hosts
+@pytest.mark.slow
 def test_processes_come_to_a_host_that_is_added_and_leave_one_that_is_taken_off(undisturbed, tmp_path):
     listed = tmp_path / "hosts"
 
