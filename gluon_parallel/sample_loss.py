@@ -51,7 +51,7 @@ def backward_per_sample(
         BatchMismatch: the loss has another form.
     """
 
-    def both(shard: Nested, size: int) -> tuple[mx.nd.NDArray, int]:
+    def forward_and_backward(shard: Nested, size: int) -> tuple[mx.nd.NDArray, int]:
         with mx.autograd.record():
             loss = run(*shard)
         weight = weight_of(loss, size, reduction)
@@ -59,7 +59,7 @@ def backward_per_sample(
         return loss, weight
 
     with joint_pass():
-        losses, weights = zip(*apply_on(both, list(zip(devices, zip(shards, sizes)))))
+        losses, weights = zip(*apply_on(forward_and_backward, list(zip(devices, zip(shards, sizes)))))
     return mean_of(losses, weights, sizes)
 
 

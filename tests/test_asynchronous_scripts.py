@@ -126,23 +126,8 @@ def test_what_cannot_be_is_one_sentence_before_training(tmp_path, capsys, flags,
     assert message in capsys.readouterr().err
 
 
-@pytest.fixture(scope="module")
-def problem():
-    return compare.load()
-
-
 def options(**values):
     return argparse.Namespace(**{"workers": 8, "slow": 4.0, "epochs": 8, "seeds": 3, "numbers": [1, 8], **values})
-
-
-@pytest.mark.slow
-def test_accuracy_at_equal_epochs_falls_with_staleness_and_dc_and_ssp_recover_part_of_it(problem):
-    found = compare.compare_numbers(problem, options())
-    accuracy = {mode: outcomes[8].accuracy for mode, outcomes in found.items()}
-    assert accuracy["async"] < accuracy["ssp:1"] < accuracy["sync"]
-    assert accuracy["async"] < accuracy["dc:10"] < accuracy["sync"]
-    assert found["async"][1].accuracy == pytest.approx(found["sync"][1].accuracy)  # alone there is no staleness
-    assert found["async"][8].staleness == pytest.approx(7, abs=0.2)
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ from processes import needs_mpi, run_mpi, run_servers
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.mxnet.compat.array_types import BFLOAT16
+from gluon_parallel.nn.sync_batch_norm.participants import drain
 from mxnet import gluon
-from mxnet.contrib.amp.loss_scaler import LossScaler
 
 SIZES = 6, 7, 2, 5, 1, 6  # uneven shards, fewer samples than devices, one sample
 
@@ -112,6 +112,7 @@ def test_a_net_that_is_frozen_leaves_the_losss_parameters_to_train():
     loss.scale.grad_req = "null"
     with pytest.raises(gp.errors.GradientUnavailable, match="all parameters of the net are frozen"):
         step(inputs)
+    drain()  # its layers were left in the middle
 
 
 def test_a_split_of_the_users_gives_the_order_of_its_shards(rng):
@@ -233,17 +234,6 @@ def test_a_loss_that_is_the_sum_over_samples_is_divided():
 def test_gather_refuses_what_is_no_batch(outputs, store, error, words):
     with pytest.raises(error, match=words):
         gp.gather(outputs, store)
-
-
-def test_gradients_that_are_scaled_for_half_precision_train_the_same_weights():
-    steps = list(contrastive.batches("clip", (7, 4, 5)))
-    _, wanted = contrastive.train_alone("clip", steps)
-    net, loss, trainer, parameters = contrastive.make("clip", [mx.cpu(0), mx.cpu(1)])
-    trainer._amp_loss_scaler, trainer._amp_original_scale = LossScaler(), trainer._scale  # as amp.init_trainer does
-    step = gp.DataParallel(net, loss, trainer, loss_over="batch")
-    for inputs, _ in steps:
-        step(inputs)
-    contrastive.assert_equal_weights(parameters, wanted)
 
 
 def test_arrays_of_numpy_mode_stay_such(numpy_mode, rng):

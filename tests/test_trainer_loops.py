@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import warnings
-from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -26,12 +25,6 @@ def make(num_devices, store="device", update_on_kvstore=None, **options):
     net.initialize(mx.init.Zero(), ctx=gp.devices(f"cpu:{num_devices}"))
     options = {"learning_rate": 0.5, "momentum": 0.5, **options}
     return net, gluon.Trainer(net.collect_params(), "sgd", options, kvstore=store, update_on_kvstore=update_on_kvstore)
-
-
-def make_trainer(net):
-    for parameter in net.collect_params().values():
-        parameter._trainer = None  # a parameter belongs to one trainer
-    return gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
 
 
 def backward(net, size):
@@ -154,20 +147,6 @@ def test_row_sparse_weights_are_updated_as_before(store):
     trainer.step(1)
     every = parameter.row_sparse_data(nd.arange(4)).asnumpy().ravel()
     np.testing.assert_array_equal(every, -1)  # both devices' gradients of the sum are 1
-
-
-@pytest.mark.parametrize("num_devices", [1, 2])
-def test_a_net_can_be_copied_after_a_step_and_trained_by_a_trainer_of_its_own(num_devices):
-    net, trainer = make(num_devices)
-    train(net, trainer, [4])
-    gp.DataParallel(net, gluon.loss.L2Loss(), make_trainer(net)).step(nd.ones((4, 1)), nd.ones((4, 1)))
-    copied = deepcopy(net)
-    assert weights(copied) == weights(net)
-    before = weights(net)
-    copied.collect_params().reset_ctx(gp.devices(f"cpu:{num_devices}"))  # MXNet's copies have no gradients
-    parallel = gp.DataParallel(copied, gluon.loss.L2Loss(), make_trainer(copied))
-    parallel.step(nd.ones((4, 1)), nd.ones((4, 1)))
-    assert weights(net) == before != weights(copied)
 
 
 def test_parameters_on_unequal_numbers_of_devices_are_refused():

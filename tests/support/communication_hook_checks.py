@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import kvstore_random
 import numpy as np
 import pytest
 
@@ -198,16 +197,6 @@ def check_power_sgd_is_that_of_numpy(store):
             np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-9 * bucket.divisor)  # sums in another order
             total = gp.metrics.gather_rows(hook.errors[number].asnumpy().reshape(1, -1), store).sum(axis=0)
             np.testing.assert_allclose(total, known[number][0].ravel(), atol=1e-9)
-
-
-def check_random_programs_train_with_hooks_as_one_device_does(store):
-    """A hook that leaves nothing out: other layers, frozen ones, sizes of batches, devices and dtypes."""
-    wrong = {}
-    for seed in kvstore_random.seeds(2):
-        found, program = kvstore_random.problems(700 + seed, store, communication_hook=identity)
-        if found:
-            wrong[seed] = found, program
-    assert not wrong, wrong
 
 
 def check_a_resumed_run_is_the_same_bit_for_bit(store, tmp_path):

@@ -9,9 +9,12 @@ import hashlib
 import os
 import queue
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
+import trainings_compare
+import trainings_draw
 from random_programs import EPSILON, Program, wanted
 
 import gluon_parallel as gp
@@ -181,4 +184,18 @@ def check_random_programs_train_as_one_device_does(store):
         if found:
             wrong[seed] = found, program
     print(f"process {store.rank}: {len(seeds()) - len(wrong)} of {len(seeds())} programs agree", flush=True)
+    assert not wrong, wrong
+
+
+def check_random_trainings_have_the_weights_of_one_device(store, tmp_path):
+    """Those of rows, shards, hooks, pipelines and loops of one's own, too; all are run, also after one that differs."""
+    wrong, cases = {}, []
+    for seed in (seed + 2 for seed in seeds(2)):  # by default a pipeline, and a loop with rows
+        trainings_draw.examine(seed, cases.append, shrink=False, processes=(store.num_workers,))
+        folder = Path(gp.broadcast_object(str(tmp_path), store), str(seed))
+        folder.mkdir(exist_ok=True)
+        with ready_in_any_order(np.random.default_rng([seed, store.rank])), small_buckets():
+            outcome = trainings_compare.run(cases[-1], store.rank, folder)
+        if outcome.kind not in ("equal", "refused"):
+            wrong[seed] = outcome, str(cases[-1])
     assert not wrong, wrong

@@ -21,6 +21,7 @@ from ...mxnet.trainers import (
     updates_on_store,
     waiting_for_store,
 )
+from ...pipeline.stage import StageDevices
 from . import forms
 from .optimizer import checked_optimizer, state_of_optimizer
 from .parameters import copies_by_name, copies_for, initialized_parameters, named_copies, shape_with
@@ -91,10 +92,15 @@ def checked(
         f"{source} is of another architecture ({archive.facts.get('net', 'no Gluon net')}) than this "
         f"{type(net).__name__}",
     )
+    placed = []
     for name, parameter in parameters.items():
         if waits_for_shape(parameter):
+            placed += [parameter.list_ctx()]
             parameter.shape = shapes[name]
             draw_first_values(parameter)
+    for devices in placed:
+        if isinstance(devices, StageDevices):
+            devices.place()
     fill_optimizer = checked_optimizer(archive, net, trainer, source) if trainer is not None else None
 
     def fill() -> None:
