@@ -46,6 +46,7 @@ WRAPPERS = [
     Patch(mx.sym.Symbol, "bind", frozen_weights.bind),
     Patch(mx.gluon.contrib.nn.SyncBatchNorm, "hybrid_forward", convert.warn_of_contrib),
     Patch(mx.gluon.data.vision.ImageFolderDataset, "__init__", folders.say_what_is_there),
+    Patch(mx.image, "imread", folders.name_file),
     Patch(mx.nd, "load", load_arrays),
     Patch(mx.npx, "load", load_arrays),
     Patch(mx.gluon.Parameter, "set_data", written.set_data),

@@ -51,7 +51,7 @@ def backward_per_sample(
         BatchMismatch: the loss has another form.
     """
 
-    def both(shard: Nested, size: int) -> tuple[mx.nd.NDArray, int]:
+    def forward_and_backward(shard: Nested, size: int) -> tuple[mx.nd.NDArray, int]:
         with mx.autograd.record():
             loss = run(*shard)
         weight = weight_of(loss, size, reduction)
@@ -59,7 +59,7 @@ def backward_per_sample(
         return loss, weight
 
     with joint_pass():
-        losses, weights = zip(*apply_on(both, list(zip(devices, zip(shards, sizes)))))
+        losses, weights = zip(*apply_on(forward_and_backward, list(zip(devices, zip(shards, sizes)))))
     return mean_of(losses, weights, sizes)
 
 
@@ -70,16 +70,16 @@ def weight_of(loss: Any, size: int, reduction: str | None) -> int:
     """
     if not isinstance(loss, nd.NDArray):
         raise BatchMismatch(f"the loss returned a {type(loss).__name__}; expected one NDArray")
+    if reduction is None and loss.shape[:1] == (size,):
+        return 1
+    if reduction is not None and loss.size == 1:
+        return size if reduction == "mean" else 1
     where = f"the loss has shape {loss.shape} for {size} samples on {loss.ctx}"
     if reduction is not None:
-        if loss.size != 1:
-            raise BatchMismatch(
-                f"{where}; expected a single value, because reduction={reduction!r}. For one value per "
-                "sample (first axis), as of Gluon's losses, leave it out"
-            )
-        return size if reduction == "mean" else 1
-    if loss.ndim and loss.shape[0] == size:
-        return 1
+        raise BatchMismatch(
+            f"{where}; expected a single value, because reduction={reduction!r}. For one value per "
+            "sample (first axis), as of Gluon's losses, leave it out"
+        )
     raise BatchMismatch(
         f"{where}; expected one value per sample (first axis), or a single value, their mean or sum: pass "
         'reduction="mean" or reduction="sum" beside the loss. One that divides by a number of its own, such as '

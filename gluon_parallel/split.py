@@ -101,9 +101,10 @@ def num_samples(
                 f"{where} is a {type(array).__name__}; a batch is an NDArray, a NumPy array, or a tuple, list or dict "
                 "of those: write numpy.asarray(...) around numbers"
             )
-        if array.ndim <= batch_axis:
-            raise BatchMismatch(f"{where} has shape {array.shape}, so there is no axis {batch_axis} to split along")
-        lengths[where] = array.shape[batch_axis]
+        shape = array.shape
+        if len(shape) <= batch_axis:
+            raise BatchMismatch(f"{where} has shape {shape}, so there is no axis {batch_axis} to split along")
+        lengths[where] = shape[batch_axis]
     if not lengths:
         if allow_empty:
             return 0

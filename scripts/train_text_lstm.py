@@ -207,10 +207,7 @@ def main(config: Config, run: gp.Run) -> None:
         loop.end_epoch(score=test_accuracy, train_accuracy=train_accuracy, test_accuracy=test_accuracy, **measured)
 
     if trained.staleness is not None and loop.is_main:
-        names = [str(device) for device in devices] if kind is Apart else []
-        figure = trained.staleness.draw(f"{config.mode} on {config.dataset}", names)
-        figure.savefig(run.folder / "staleness.png", dpi=144)
-        loop.print(f"staleness:  {run.folder / 'staleness.png'} ({trained.staleness})")
+        loop.print(trained.staleness)
 
 
 if __name__ == "__main__":

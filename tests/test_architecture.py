@@ -24,7 +24,10 @@ PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text("utf-8")
 LAYERS = [
     ["forks", "errors", "bounds", "store_table", "native", "mxnet/cuda", "cores", "mxnet/compat", "mxnet/attached"]
     + [f"mxnet/{name}" for name in ("library", "arrays", "parameters", "blocks", "optimizers", "trainers", "modules")]
-    + [f"mxnet/{name}" for name in ("loss_scaler", "loaders", "metrics", "device_threads", "engine", "last_error")],
+    + [
+        f"mxnet/{name}"
+        for name in ("loss_scaler", "loaders", "metrics", "profiler", "device_threads", "engine", "last_error")
+    ],
     ["devices", "split", "allreduce", "archive", "sample_loss"],
     ["kvstore", "loss_checks"],
     ["launch_engines", "communication_hooks", "gather"],

@@ -104,18 +104,6 @@ def test_each_worker_is_compensated_from_the_weights_that_it_pulled_itself(probl
     np.testing.assert_allclose(store.weights, wanted, rtol=1e-14, atol=1e-14)  # weights of size 1
 
 
-def test_elastic_workers_and_centre_attract_each_other(problem):
-    weights, gradient, batches = problem
-    store = create_store("elastic:0.8", weights, 2, rules.sgd, 0.1)
-    store.begin(batches)
-    grant = store.take(1)
-    step = weights - 0.1 * gradient(weights, grant.batch)[0]
-    store.push(1, gradient(weights, grant.batch)[0])
-    np.testing.assert_allclose(store.weights, weights + 0.4 * (step - weights), rtol=1e-13, atol=1e-14)
-    np.testing.assert_allclose(store.take(1).weights, step - 0.4 * (step - weights), rtol=1e-13, atol=1e-14)
-    np.testing.assert_array_equal(store.take(0).weights, weights)
-
-
 def test_staleness_counts_the_updates_since_the_pull(problem):
     _, gradient, batches = problem
     store = create_store("async", problem[0], 3, rules.sgd, 0.1)

@@ -2,9 +2,6 @@
 
 import argparse
 import json
-import os
-import select
-import sys
 
 import script_files
 
@@ -34,15 +31,6 @@ def test_a_row_has_the_turns_of_both_contestants_in_its_unit(monkeypatch, tmp_pa
     assert first["command"] == ("python scripts/benchmarks/kvstore.py --rounds 2 --torch-python /path/to/python")
     assert (alone["values"], alone["others"], alone["against"], alone["processor"]) == ([3.0], [], "", None)
     assert "ratio 1.00 (0.50 to 1.50)" in capsys.readouterr().out
-
-
-def test_quantities_have_three_digits_and_a_unit_of_their_size():
-    rows = script_files.load("benchmarks/rows")
-    assert rows.quantity([62830.0], "us") == "62.8 ms"
-    assert rows.quantity([1276.0, 999.0], "ms") == "1,276 / 999 ms"
-    assert rows.quantity([1e6 * 1234.5], "us") == "1,234 s"
-    assert rows.quantity([0.01943, 10.0], "ms") == "0.0194 / 10 ms"
-    assert rows.quantity([4567.8], "MB") == "4,568 MB"
 
 
 def row(part, values, others, **fields):
@@ -102,38 +90,6 @@ another | was | not | measured
 }}"""
 
 
-def test_the_page_shows_the_late_steps_and_marks_a_loss():
-    writer = script_files.load("write_benchmarks")
-    early = row("LeNet", [1.0], [20.0], when="steps 3 to 12")
-    late = row("LeNet", [10.0] * 5, [20.0, 20.0, 18.0, 22.0, 40.0], when="steps 100 to 150")
-    lost = row("a sum", [12.0], [6.0], against="NumPy's add")
-    runs = {"devices": run(early, late, lost)}
-    data = {"machines": {"another, 1 core": MACHINE, "some <b>, 2 cores": MACHINE}, "runs": runs}
-    page = writer.page(data, TEMPLATE)
-    assert page.startswith("3\n") and "| B | some <b>, 2 cores | 1000 GFLOPS, 20 GB/s |" in page
-    assert "| LeNet | ours | theirs | 2.00 | `devices` (B, 2026-01-02) |" in page
-    assert page.endswith("| a sum | ours | NumPy's add | 0.50&nbsp;&#9660; | `devices` (B, 2026-01-02) |")
-    readme = writer.readme(
-        data, TEMPLATE, "before\n<!-- written by scripts/write_benchmarks.py -->\nold\n<!-- end -->\n"
-    )
-    assert "| LeNet | ours | theirs | 2.00 |\n<!-- end -->\n" in readme
-    assert "old" not in readme and "a sum" not in readme
-
-
-def test_pictures_tell_from_which_results_they_were_made(tmp_path):
-    writer = script_files.load("write_benchmarks")
-    runs = {
-        "devices": run(row("LeNet", [10.0], [9.0])),
-        "scaling": run(*(row(f"a sum, {num} processes, shared memory", [1.0], [1.0], work=None) for num in (2, 8))),
-    }
-    shown = {name: writer.points(name, runs, TEMPLATE) for name in writer.PICTURES}
-    assert shown["ratios"] == [["LeNet:\nours against theirs", 0.9, 0.9, 0.9]]
-    assert shown["scaling"] == [["a sum", [[2, 2.0], [8, 2.0]]]]
-    for name, points in shown.items():
-        writer.draw(name, points, tmp_path / "a.svg")
-        assert writer.digest(points) in (tmp_path / "a.svg").read_text("utf-8")
-
-
 def test_a_benchmark_that_fails_leaves_its_earlier_rows(monkeypatch, tmp_path):
     bench = script_files.load("bench")
     file, kept = tmp_path / "benchmarks.json", run(row("before", [1.0], [1.0]))
@@ -150,32 +106,3 @@ def test_a_benchmark_that_fails_leaves_its_earlier_rows(monkeypatch, tmp_path):
     other, here = found["machines"].items()
     assert other == ("some <b>, 2 cores", MACHINE)
     assert here[0] == found["runs"]["sparse"]["machine"] and here[1]["cores"] == len(bench.os.sched_getaffinity(0))
-
-
-def test_a_benchmark_that_is_not_finished_in_time_ends_with_the_processes_it_has_started(monkeypatch, tmp_path, capfd):
-    bench, pipe = script_files.load("bench"), tmp_path / "pipe"
-    os.mkfifo(pipe)
-    child = f"import time; file = open({str(pipe)!r}, 'w'); print('here', file=file, flush=True); time.sleep(60)"
-    waits = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
-    monkeypatch.setattr(bench, "command", lambda *_: [sys.executable, "-c", waits])
-    monkeypatch.setitem(bench.BENCHMARKS, "sparse", bench.BENCHMARKS["sparse"]._replace(limit=3))
-    with open(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as file:
-        assert bench.run("sparse", argparse.Namespace(quick=True)) is None
-        assert file.read() == b"here\n"
-        assert select.select([file], [], [], 20.0)[0] == [file]  # the end of the file: the child has ended
-    assert "sparse has failed (not finished after 3 s)" in capfd.readouterr().err
-
-
-def test_other_libraries_take_part_only_where_they_are_asked_for(monkeypatch, tmp_path):
-    bench, asked = script_files.load("bench"), []
-    monkeypatch.setattr(bench.limits, "measure", lambda: MACHINE["limits"])
-    monkeypatch.setattr(bench, "run", lambda name, options: asked.append((name, bench.command(name, options, "a"))))
-    for words in [], ["--peers"]:
-        monkeypatch.setattr("sys.argv", ["bench.py", *words, "--output", str(tmp_path / "benchmarks.json")])
-        bench.main()
-    assert [name for name, _ in asked] == list(bench.BENCHMARKS)
-    peers = {name: " ".join(command) for name, command in asked if any(word.endswith("-python") for word in command)}
-    assert all(name.startswith("peers_") for name in peers)
-    for name in ("processes", "hosts"):
-        assert "--horovod-python .venv-horovod/bin/python" in peers[f"peers_{name}"]
-    assert all("--torch-python .venv-torch/bin/python" in peers[f"peers_{name}"] for name in ("devices", "for_cpu"))

@@ -271,26 +271,6 @@ def deferred_net(num_outputs=4):
     return net, gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.1})
 
 
-def test_a_net_that_does_not_know_its_shapes_takes_those_of_the_checkpoint(rng, tmp_path):
-    x, y = mx.nd.array(rng.normal(size=(4, 5))), mx.nd.array([0, 1, 2, 0])
-    nets, losses = [], []
-    for resumed in (False, True):
-        net, trainer = deferred_net()
-        step = gp.DataParallel(net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer)
-        if resumed:
-            assert gp.checkpoint.load(tmp_path / "a.npz", net, trainer) == {"epoch": 1}
-        else:
-            step(x, y)
-            gp.checkpoint.save(tmp_path / "a.npz", net, trainer, epoch=1)
-        losses.append(step(x, y).asscalar())
-        nets.append(
-            {name: value.data(mx.cpu(1)).asnumpy() for name, value in net._collect_params_with_prefix().items()}
-        )
-    assert losses[0] == losses[1]
-    for name, wanted in nets[0].items():
-        np.testing.assert_array_equal(nets[1][name], wanted, err_msg=name)
-
-
 def test_a_deferred_net_of_another_architecture_is_refused_and_takes_no_shapes(tmp_path):
     net, _ = deferred_net()
     net(mx.nd.ones((2, 5)))

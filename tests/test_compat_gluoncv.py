@@ -66,21 +66,6 @@ def test_a_class_that_stands_for_a_number_is_one_and_takes_arrays_of_one_element
     assert ours() == 0 and kind is not int or ours("11", 2) == 3
 
 
-def test_arrays_of_different_shapes_become_objects_only_where_no_dtype_is_given():
-    ragged = [np.zeros((2, 5), "float32"), np.zeros((1, 5), "float32")]
-    asarray = gluon_packages._taking_ragged(np.asarray)
-    found = asarray(ragged)
-    assert found.dtype == object and [one.shape for one in found] == [(2, 5), (1, 5)]
-    assert asarray(ragged[:1]).dtype == np.float32
-    for wrong in (
-        lambda: asarray(ragged, "float32"),
-        lambda: asarray(ragged, dtype="float32"),
-        lambda: asarray("a", int),
-    ):
-        with pytest.raises(ValueError):
-            wrong()
-
-
 def test_other_modules_have_their_own_numpy_and_numbers():
     names: dict = {}
     exec("from gluoncv.data.transforms.pose import *", names)

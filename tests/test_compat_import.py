@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mxnet as mx
-from gluon_parallel.mxnet.compat import deferred, operator_code
+from gluon_parallel.mxnet.compat import operator_code
 
 # ---- the cache of operators' functions ------------------------------------------------------------------------------
 
@@ -161,14 +161,6 @@ def test_writers_at_the_same_time_leave_one_whole_file(path, may_write, make):
 
 
 # ---- modules that are imported later --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("older", "newer"), [("1.9", "1.17"), ("1.17.4", "2.0.0.dev0"), ("2.5", "2.5.1"), ("1.26.4", "2.0.0rc1")]
-)
-def test_versions_are_compared_as_numbers(older, newer):
-    assert deferred._version(older) < deferred._version(newer) >= deferred._version(newer)
-    assert not deferred._version(newer) <= deferred._version(older)
 
 
 def test_arrays_are_made_and_compared_with_scipys_matrices_whoever_imported_scipy():

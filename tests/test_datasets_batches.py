@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from gluon_parallel.datasets import batches, detection, pictures, segmentation, text
 from gluon_parallel.datasets.samples import SampleBatches
 from gluon_parallel.errors import BatchMismatch
-from gluon_parallel.training.prepare.loaders import shard_loader
 from mxnet import nd
 
 
@@ -291,10 +290,3 @@ def test_texts_of_similar_length_go_together():
         return sum(tokens.size for (tokens, _), _ in loader)
 
     assert cost(20) < 0.75 * cost(1)
-
-
-def test_prepared_batches_of_several_processes_hold_every_text_once():
-    parts = [shard_loader(text.batches(*encoded(), 16, shuffle=True), rank, 2, seed=0) for rank in range(2)]
-    for _ in range(3):  # the smaller batch comes at another place in every epoch
-        first = [row[0] for part in parts for (tokens, _), _ in part for row in tokens]
-        assert sorted(first) == list(range(2, 205))

@@ -407,6 +407,19 @@ def test_folders_without_a_picture_are_told_with_what_they_have(tmp_path):
     assert len(data_set(str(tmp_path))) == 1
 
 
+def test_a_picture_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.jpg").write_bytes(b"no picture")
+    pictures = mx.gluon.data.vision.ImageFolderDataset(str(tmp_path))
+    for workers in (0, 1):
+        with pytest.raises(mx.MXNetError, match=r"imread: .*/cat/1\.jpg cannot be read as a picture: its 10 bytes"):
+            next(iter(mx.gluon.data.DataLoader(pictures, 1, num_workers=workers)))
+    with pytest.raises(mx.MXNetError, match=r"none\.jpg cannot be read as a picture: it is not there"):
+        mx.image.imread(str(tmp_path / "none.jpg"))
+    with pytest.raises(mx.MXNetError, match=r"cat cannot be read as a picture: it is a folder"):
+        mx.image.imread(str(tmp_path / "cat"))
+
+
 def damaged(content, rng):
     """Up to forty bytes replaced by as many others, or by fewer, or by more, at up to five places."""
     content = bytearray(content)

@@ -38,10 +38,8 @@ ALL = [*SUMS, *checks("kvstore_statistics"), *TRAINING, *BOOKKEEPING]
 JOIN = checks("kvstore_join")
 MPI_ONLY = [OVERLAP, *SPARSE, *SHARDS, *JOIN, *checks("kvstore_again")]
 CONTRACT = [SUMS[0], *BOOKKEEPING]
-TRAINER, DIVISORS, INTERRUPTED, DEFERRED, PIPELINE = [
-    check
-    for check in TRAINING
-    if check.endswith(("by_name", "are_refused", "leaves_nothing", "first_input", "pipelines_replicas"))
+TRAINER, DIVISORS, INTERRUPTED = [
+    check for check in TRAINING if check.endswith(("by_name", "by_different_numbers_are_refused", "leaves_nothing"))
 ]
 APART, NAIVE = {"GLUON_PARALLEL_SHARED_MEMORY": "0"}, {"MXNET_ENGINE_TYPE": "NaiveEngine"}
 MPI, SLOW_MPI, SLOW = (needs_mpi,), (needs_mpi, pytest.mark.slow), (pytest.mark.slow,)
@@ -59,8 +57,6 @@ GROUPS = [
     Group("dist_sync, interrupted", run_servers, 2, "dist_sync", [INTERRUPTED]),
     Group("dist_sync, join", run_servers, 2, "dist_sync", JOIN[:1]),
     Group("dist_sync, divisors", run_servers, 2, "dist_sync", [DIVISORS], marks=SLOW),
-    Group("dist_sync, deferred", run_servers, 2, "dist_sync", [DEFERRED], marks=SLOW),
-    Group("dist_sync, pipeline", run_servers, 2, "dist_sync", [PIPELINE], marks=SLOW),
     Group("dist_sync, naive engine", run_servers, 2, "dist_sync", [INTERRUPTED], NAIVE, EXHAUSTIVE),
     Group("dist_sync, keys", run_servers, 2, "dist_sync", checks("kvstore_keys")),
     Group("dist_device_sync", run_servers, 2, "dist_device_sync", CONTRACT, marks=SLOW),

@@ -83,7 +83,7 @@ class Group:
 
     def run(self):
         """Until nothing is left; returns the failure."""
-        while not self.decisions.is_over():
+        while not self.decisions.ending.is_over():
             assert self.now < 1000, "the group does not end"
             self.decisions.note_starters(self.starters)
             while self.events and self.events[0][0] <= self.now:

@@ -78,7 +78,7 @@ def run(tmp_path, capsys):
         logs.mkdir(exist_ok=True)
         book = Logs(logs, live)
         watched = group.Group(made, order, book, 300.0, interrupts, min_processes)
-        watched.decisions.grace, watched.decisions.hurry = grace, 0.5
+        watched.decisions.ending.grace, watched.decisions.ending.hurry = grace, 0.5
         if interrupts:
             interrupts.group = watched
         try:
@@ -441,7 +441,7 @@ def test_what_a_killed_mpirun_would_have_removed_from_shared_memory_is_removed(t
     for ends_by_itself in (True, False):
         segment.write_bytes(b"")
         ending = group.Group(Bare(1, 0, [], "ssh", "127.0.0.1"), None, Logs(tmp_path), 300.0)
-        ending.decisions.hurry = -3.0 if not ends_by_itself else 0.0  # no time to end in
+        ending.decisions.ending.hurry = -3.0 if not ends_by_itself else 0.0  # no time to end in
         command = ["true"] if ends_by_itself else ["sleep", "300"]
         ending._starters["mpirun"] = started = subprocess.Popen(command, start_new_session=True)
         with ending._selector:

@@ -472,30 +472,3 @@ def test_checkpoints_of_another_training_and_damaged_ones_are_refused(tmp_path):
     gp.Loop(rollover)
     with pytest.raises(TypeError, match="'rollover' keeps for its next pass is in none of its"):
         gp.Loop(rollover, run=gp.Run(tmp_path / "rollover"))
-
-
-def test_a_net_and_its_optimizer_continue_from_a_run_and_load_without_one(tmp_path):
-    def make():
-        net = mx.gluon.nn.Dense(1, in_units=1)
-        net.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
-        return net, mx.gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.1})
-
-    def data():
-        return gp.datasets.batches(np.arange(8.0).reshape(8, 1), np.arange(8.0), 4, shuffle=True)
-
-    weights = []
-    for ends in ((4,), (2, 4)):
-        for end in ends:
-            mx.random.seed(0)
-            net, trainer = make()
-            run = gp.Run(tmp_path / str(len(ends)))
-            training, train_part = gp.prepare(net, mx.gluon.loss.L2Loss(), trainer, data(), run=run)
-            for epoch in training.epochs(end):
-                assert epoch >= (2 if end != ends[0] else 0)
-                for x, y in train_part:
-                    training.step(x, y)
-        weights.append(net.weight.data(mx.cpu(1)).asnumpy())
-    np.testing.assert_array_equal(*weights)
-    other, trainer = make()
-    assert gp.checkpoint.load(run.checkpoints()[-1], other, trainer) == {"epoch": 4}
-    np.testing.assert_array_equal(other.weight.data(mx.cpu(0)).asnumpy(), weights[0])

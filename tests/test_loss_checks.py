@@ -45,11 +45,6 @@ class HalfAndHalf:
         return [(softmax_output("null")(output, label).sum(), nd.full(1, len(label), output.ctx))]
 
 
-def positives(output, label):
-    """The sum of a shard divided by its number of positive labels."""
-    return ((output.mean(axis=1) - label) ** 2).sum() / (label > 2).sum()
-
-
 def trained(loss, sizes, num_devices, **options):
     """The weights after steps of so many samples."""
     net = gluon.nn.Conv2D(4, 1, in_channels=3, use_bias=False)
@@ -93,21 +88,6 @@ def test_with_a_loss_scale_it_is_refused_too():
     trainer._amp_loss_scaler = LossScaler()  # as amp.init_trainer sets it
     with pytest.raises(gp.errors.BatchMismatch, match="loss scaling has no effect"):
         gp.DataParallel(net, softmax_output("null"), trainer)(nd.array(X), nd.array(Y))
-
-
-@pytest.mark.parametrize("num_devices", [1, 2, 3])
-def test_a_loss_of_one_value_needs_a_word_also_with_one_sample_per_device(num_devices):
-    with pytest.raises(gp.errors.BatchMismatch, match='shape .1,.*pass reduction="mean".*of its own'):
-        trained(positives, [3], num_devices)
-
-
-@pytest.mark.parametrize("num_devices", [2, 3])
-def test_with_a_word_one_sample_per_device_trains_as_one_device(num_devices):
-    def loss(output, label):
-        return ((output.mean(axis=1) - label) ** 2).sum()
-
-    wanted, got = (trained(loss, [3, 2], num, reduction="sum") for num in (1, num_devices))
-    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)  # float32
 
 
 @pytest.mark.parametrize("num_devices", [2, 3])

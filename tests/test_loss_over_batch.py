@@ -9,8 +9,8 @@ from processes import needs_mpi, run_mpi, run_servers
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.mxnet.compat.array_types import BFLOAT16
+from gluon_parallel.nn.sync_batch_norm.participants import drain
 from mxnet import gluon
-from mxnet.contrib.amp.loss_scaler import LossScaler
 
 SIZES = 6, 7, 2, 5, 1, 6  # uneven shards, fewer samples than devices, one sample
 
@@ -112,24 +112,7 @@ def test_a_net_that_is_frozen_leaves_the_losss_parameters_to_train():
     loss.scale.grad_req = "null"
     with pytest.raises(gp.errors.GradientUnavailable, match="all parameters of the net are frozen"):
         step(inputs)
-
-
-def test_samples_may_be_counted_by_another_axis(rng):
-    x, y = rng.standard_normal((4, 5)).astype("float32"), rng.standard_normal((2, 5)).astype("float32")
-    weights = []
-    for devices in ([mx.cpu(0)], [mx.cpu(0), mx.cpu(1), mx.cpu(2)]):
-        weight = gluon.Parameter("weight", shape=(2, 4), init=mx.init.Constant(0.5))
-        net = gluon.nn.Lambda(lambda x, weight=weight: mx.nd.dot(weight.data(x.ctx), x))
-        weight.initialize(ctx=devices)
-        net.params.update({"weight": weight})
-        trainer = gluon.Trainer([weight], "sgd", {"learning_rate": 0.1})
-        step = gp.DataParallel(
-            net, lambda z, y: mx.nd.dot(z.T - y.T, z).square().sum(), trainer, batch_axis=1, loss_over="batch"
-        )
-        for _ in range(3):
-            step(x, y)
-        weights.append(weight.data(devices[-1]).asnumpy())
-    np.testing.assert_allclose(*weights, rtol=1e-5, atol=1e-6)
+    drain()  # its layers were left in the middle
 
 
 def test_a_split_of_the_users_gives_the_order_of_its_shards(rng):
@@ -251,17 +234,6 @@ def test_a_loss_that_is_the_sum_over_samples_is_divided():
 def test_gather_refuses_what_is_no_batch(outputs, store, error, words):
     with pytest.raises(error, match=words):
         gp.gather(outputs, store)
-
-
-def test_gradients_that_are_scaled_for_half_precision_train_the_same_weights():
-    steps = list(contrastive.batches("clip", (7, 4, 5)))
-    _, wanted = contrastive.train_alone("clip", steps)
-    net, loss, trainer, parameters = contrastive.make("clip", [mx.cpu(0), mx.cpu(1)])
-    trainer._amp_loss_scaler, trainer._amp_original_scale = LossScaler(), trainer._scale  # as amp.init_trainer does
-    step = gp.DataParallel(net, loss, trainer, loss_over="batch")
-    for inputs, _ in steps:
-        step(inputs)
-    contrastive.assert_equal_weights(parameters, wanted)
 
 
 def test_arrays_of_numpy_mode_stay_such(numpy_mode, rng):

@@ -16,16 +16,6 @@ def _net(devices):
     return net
 
 
-@pytest.mark.parametrize("num_devices", [1, 2, 3])
-def test_every_sample_counts_once_whatever_the_devices(num_devices, rng):
-    devices = [mx.cpu(index) for index in range(num_devices)]
-    net = _net(devices)
-    x, y = rng.standard_normal((25, 4)).astype("float32"), rng.integers(0, 3, 25)
-    loader = [(x[begin : begin + 8], y[begin : begin + 8]) for begin in range(0, 25, 8)]  # the last holds one sample
-    expected = (net(mx.nd.array(x)).asnumpy().argmax(1) == y).mean()
-    assert gp.evaluate(net, loader, "acc", devices) == [("accuracy", pytest.approx(expected))]
-
-
 def test_several_metrics_and_a_used_one_start_from_nothing_and_a_function_of_mxnets_keeps_its_arguments(rng):
     devices = [mx.cpu(0), mx.cpu(1)]
     net = _net(devices)
@@ -107,43 +97,6 @@ def test_an_empty_share_of_the_last_batch_counts_nothing_where_there_is_a_store(
     assert accuracy == pytest.approx(2 / 3)
     with pytest.raises(gp.errors.BatchMismatch):
         gp.evaluate(net, batches, "acc", [mx.cpu()])
-
-
-def weighted(outputs, labels, weights):
-    """A loss with one more axis, which training sums, and a weight per sample."""
-    return (outputs - labels) ** 2 * weights.reshape((-1, 1))
-
-
-def in_float64(x, y, weights, net):
-    weight, bias = (parameter.data(mx.cpu(0)).asnumpy().astype(np.float64) for parameter in (net.weight, net.bias))
-    return ((x @ weight.T + bias - y) ** 2 * weights[:, None]).sum(axis=1).mean()
-
-
-@pytest.mark.parametrize("num_devices", [1, 2, 3])
-@pytest.mark.parametrize("sizes", [(9, 9, 5), (7, 1), (2,), (1, 1)])
-def test_a_loss_is_the_mean_over_the_samples_whatever_the_devices_and_batches(num_devices, sizes, rng):
-    devices = [mx.cpu(index) for index in range(num_devices)]
-    net = gluon.nn.Dense(2, in_units=3)
-    net.cast("float64")
-    net.initialize(mx.init.Normal(1), ctx=devices)
-    x, y = rng.standard_normal((sum(sizes), 3)), rng.standard_normal((sum(sizes), 2))
-    weights, ends = rng.uniform(0.1, 3, sum(sizes)), np.cumsum(sizes)
-    arrays = [mx.nd.array(array, dtype="float64") for array in (x, y, weights)]
-    parts = [[array[end - size : end] for array in arrays] for size, end in zip(sizes, ends)]
-    loader = [(images, (labels, weight)) for images, labels, weight in parts]
-    # float64 throughout: only the order of the sums differs
-    [value] = gp.evaluate(net, loader, weighted, devices)
-    assert value == ("loss", pytest.approx(in_float64(x, y, weights, net), rel=1e-12))
-    plain = gluon.loss.L2Loss()
-    both = gp.evaluate(net, [(x, y) for x, (y, _) in loader], ["mse", plain, weighted_by_one], devices)
-    assert [name for name, _ in both] == ["mse", "L2Loss", "weighted_by_one"]
-    expected = in_float64(x, y, np.ones(len(x)), net)
-    assert both[1][1] == pytest.approx(expected / 4, rel=1e-12)  # Gluon's takes the mean of further axes, and half
-    assert both[2][1] == pytest.approx(expected, rel=1e-12)
-
-
-def weighted_by_one(outputs, labels):
-    return weighted(outputs, labels, mx.nd.ones(len(labels), ctx=labels.ctx, dtype="float64")).asnumpy()
 
 
 def test_the_loss_of_an_evaluation_is_the_one_that_a_step_returns(rng):

@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 import pytest
-from batch_norm_reference import by_operators, in_parallel
+from batch_norm_reference import in_parallel
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -108,56 +108,6 @@ def batches(sizes):
 
 def in_mode(array):
     return gp.mxnet.compat.array_types.as_current(mx.nd.array(array, dtype="float32"))
-
-
-def weights(net):
-    arrays = {}
-    for name, parameter in net._collect_params_with_prefix().items():
-        same = [array.asnumpy() for array in parameter.list_data()]
-        for other in same[1:]:
-            np.testing.assert_array_equal(other, same[0], err_msg=name)
-        arrays[name] = same[0].reshape(-1)
-    return arrays
-
-
-def train(sizes, *args, **kwargs):
-    net, _, step = make(*args, **kwargs)
-    losses = [step(in_mode(x), in_mode(y)) for x, y in batches(sizes)]
-    step.update()
-    for loss in losses:
-        assert type(loss) is (mx.np.ndarray if mx.util.is_np_array() else mx.nd.NDArray)
-        assert loss.shape == (1,)
-    return [loss.asnumpy() for loss in losses], weights(net)
-
-
-def operators(**options):
-    return by_operators(gp.nn.SyncBatchNorm(**options))
-
-
-@pytest.mark.filterwarnings("ignore:You are attempting to copy an array to itself")  # MXNet's Nadam, of no dimension
-@pytest.mark.parametrize("hybridize", [True, False])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"clip_global_norm": 0.05},
-        {"accumulate": 2},
-        {"optimizer": "nadam"},
-        {"optimizer": "sgd", "norm": operators},
-    ],
-    ids=["adam", "clipped", "accumulated", "nadam", "operators"],
-)
-def test_steps_on_two_devices_are_those_of_mx_nd_arrays_and_those_on_one_device(hybridize, options):
-    sizes = (7, 1, 4, 5)
-    losses, found = in_numpy_mode(train, sizes, 2, hybridize, **options)
-    is_sgd = options.get("optimizer") == "sgd"  # other optimizers make roundings of small gradients larger
-    for expected_losses, expected in [train(sizes, 2, hybridize, **options)] + [
-        in_numpy_mode(train, sizes, 1, hybridize, **options) for _ in range(is_sgd)
-    ]:
-        # The operators are the same; np.mean and np.matmul may add in another order than nd.mean and nd.dot.
-        np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
-        for name in expected:
-            np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 class Parts:

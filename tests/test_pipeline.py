@@ -25,35 +25,6 @@ def assert_trains_like(unsplit, pipe, net, loss=LOSS, batches=BATCHES):
     assert_equal(net, unsplit[0], "grad")
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("order", ["gpipe", "1f1b"])
-@pytest.mark.parametrize(("num_stages", "num_micro_batches"), [(2, 1), (2, 8), (3, 2), (3, 7), (4, 6)])
-def test_steps_are_those_of_the_unsplit_net(unsplit, num_stages, num_micro_batches, order, recompute):
-    net = layers()
-    net.hybridize(active=num_micro_batches % 2 == 0)
-    devices = cpus(*range(num_stages))
-    assert_trains_like(unsplit, gp.Pipeline(net, devices, num_micro_batches, order, recompute), net)
-
-
-@pytest.mark.parametrize("order", ["gpipe", "1f1b"])
-@pytest.mark.parametrize(("num_stages", "num_micro_batches"), [(1, 2), (2, 2), (2, 4)])
-def test_replicas_share_the_batch(unsplit, num_stages, num_micro_batches, order):
-    net = layers()
-    net.hybridize()
-    rows = [cpus(*range(num_stages)), cpus(*range(num_stages, 2 * num_stages))]
-    assert_trains_like(unsplit, gp.Pipeline(net, rows, num_micro_batches, order, recompute=True), net)
-    for parameter in net.collect_params().values():
-        first, second = (copy.asnumpy() for copy in parameter.list_data())
-        np.testing.assert_array_equal(first, second)
-
-
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_a_loss_may_be_the_mean_or_the_sum_of_a_micro_batch(unsplit, reduction):
-    net = layers()
-    pipe = gp.Pipeline(net, cpus(0, 1), 3, reduction=reduction)
-    assert_trains_like(unsplit, pipe, net, lambda out, y: getattr(LOSS(out, y), reduction)())
-
-
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "nadam", "lars", "lamb"])
 def test_one_trainer_updates_all_stages(optimizer):
     one, net = layers(), layers()
@@ -178,17 +149,3 @@ def test_calling_the_pipeline_is_the_forward_pass(unsplit):
     for rows in (cpus(0, 1), [cpus(0, 1), cpus(2, 3)]):
         for num in (1, 4, 11):
             np.testing.assert_allclose(gp.Pipeline(net, rows, 4)(x[:num]).asnumpy(), wanted[:num], **TOLERANCE)
-
-
-@pytest.mark.parametrize("calls_first", [False, True])
-def test_shapes_may_follow_from_the_first_batch(calls_first):
-    blocks = [gluon.nn.Dense(6, activation="tanh"), gluon.nn.Dense(6)]
-    for block in blocks:
-        block.initialize()
-    pipe = gp.Pipeline(blocks, [cpus(0, 1), cpus(2, 3)], 2)
-    trainer = trainer_of(pipe.collect_params())
-    x, y = (array.astype("float32") for array in batch(8))
-    if calls_first:
-        assert pipe(x).shape == (8, 6)
-    losses = [pipe.step(LOSS, trainer, x, y).asscalar() for _ in range(3)]
-    assert losses[2] < losses[0]

@@ -1,15 +1,12 @@
 """BatchNorm in a pipeline: statistics of each micro-batch, or with SyncBatchNorm those of the whole batch."""
 
-import contextlib
 import functools
 
-import numpy as np
 import pytest
-from pipeline_nets import TOLERANCE, assert_equal, batch, cpus, reference, set_weights, trainer_of
+from pipeline_nets import assert_equal, batch, cpus, reference, set_weights, trainer_of
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.pipeline.orders import ORDERS
 from mxnet import autograd, gluon
 
 LOSS, SYNC = gluon.loss.L2Loss(), gp.nn.SyncBatchNorm
@@ -73,34 +70,6 @@ def with_norm(norm, *places):
         if number in places:
             net.add(norm(in_channels=6))
     return set_weights(net)
-
-
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize(
-    ("places", "cuts", "rows"),
-    [
-        ((1,), (3,), [cpus(0, 1), cpus(2, 3)]),
-        ((4,), (3,), [cpus(0, 1), cpus(2, 3)]),
-        ((0, 3), (2, 4), [cpus(0, 1, 2)]),  # the first and the last stage
-        ((1,), (1, 3, 4), [cpus(0, 1, 2, 3)]),  # the second of four
-    ],
-)
-def test_sync_batch_norm_has_the_moments_of_the_whole_batch(places, cuts, rows, order, recompute):
-    one, net = with_norm(gluon.nn.BatchNorm, *places), with_norm(gp.nn.SyncBatchNorm, *places)
-    losses = reference(one, LOSS, BATCHES)
-    stages = [net[begin:end] for begin, end in zip((0, *cuts), (*cuts, len(net)))]
-    for number, stage in enumerate(stages):
-        stage.hybridize(active=number % 2 == 0)
-    pipe = gp.Pipeline(stages, rows, 3, order, recompute)
-    trainer = trainer_of(pipe.collect_params())
-    whole = [str(number) for number, stage in enumerate(stages) if any(isinstance(one, SYNC) for one in stage)]
-    says = pytest.warns(UserWarning, match=f"no effect in stage {', '.join(whole)}: with SyncBatchNorm")
-    with says if recompute else contextlib.nullcontext():
-        found = [pipe.step(LOSS, trainer, *BATCHES[0]).asscalar()]
-    found += [pipe.step(LOSS, trainer, x, y).asscalar() for x, y in BATCHES[1:]]
-    np.testing.assert_allclose(found, losses, **TOLERANCE)
-    assert_equal(net, one, rtol=1e-6)  # MXNet takes the momentum of running statistics as float32
 
 
 class Calls(gluon.Block):

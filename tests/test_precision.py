@@ -15,7 +15,7 @@ needs_bfloat16 = pytest.mark.skipif(
 )
 
 # Checks of one process: the first two before mixed precision is set, which cannot be undone.
-TOGETHER = ["cast", "cast_pipeline", *IN_BFLOAT16, "scaling", "skipping", "checkpoint"]
+TOGETHER = ["cast", "cast_pipeline", *IN_BFLOAT16, "skipping", "checkpoint"]
 
 
 @pytest.fixture(scope="module")

@@ -182,6 +182,8 @@ def test_arguments_that_make_no_sense_are_refused_with_what_to_write(tmp_path):
     for option, hint in (
         ("syncbatchnorm", r"; did you mean 'sync_batch_norm'\?"),
         ("batch_size", r"; the loader has it: gluon.data.DataLoader\(data, batch_size=\.\.\.\)"),
+        ("progress", r"; training\.epochs\(\.\.\., progress=\.\.\.\) has it"),
+        ("log_every", r"; gp\.Run\(\.\.\., log_every=\.\.\.\) has it"),
         ("foo", ""),
     ):
         with pytest.raises(TypeError, match=f"^prepare has no argument '{option}'{hint}$"):

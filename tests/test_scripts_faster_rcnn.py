@@ -1,16 +1,12 @@
 """The Faster R-CNN script trains, measures, draws, stops and continues as it says, on devices and on processes."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from pictures_files import coco_box, write_coco, write_voc
-from processes import needs_mpi
-from script_files import assert_refused, assert_same_run, draw_only_for, final, interrupt_at, load, rows
+from script_files import assert_refused, draw_only_for, load, rows
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -19,7 +15,6 @@ pytest.importorskip("gluoncv", reason="GluonCV is an optional dependency")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CONFIGS = REPOSITORY / "configs" / "faster_rcnn"
-SCRIPT = REPOSITORY / "scripts" / "train_faster_rcnn.py"
 
 
 _ = gp.models.faster_rcnn  # imports GluonCV without its warnings
@@ -93,19 +88,6 @@ def test_the_smoke_config_trains_on_two_devices_and_leaves_numbers_and_pictures(
     assert second["loss"] < first["loss"]
 
 
-def test_a_run_that_is_stopped_within_an_epoch_and_resumed_ends_with_the_same_bits(data, monkeypatch, capsys):
-    # One device: sums over two may differ in their last bit from run to run.
-    options = ["--devices", "cpu:1", "--seed", "5", "--evaluate_every", "2"]
-    assert run(data, "--output", "whole", *options) == 0
-    interrupt_at(6, monkeypatch, gp.DataParallel, "step", "__call__")  # of 4 per epoch
-    assert run(data, "--output", "parts", *options) == 130
-    assert "Continue with --resume" in capsys.readouterr().err
-    assert gp.Run(Path("parts/1")).checkpoints()[-1].name == "epoch-0001-step-00002.npz"
-    assert run(data, "--output", "parts", "--resume") == 0
-    assert_same_run("whole/1", "parts/1")  # the epoch's loss and its parts, too
-    assert any(key.startswith("optimizer") for key in final("parts/1").arrays)
-
-
 def coco(folder):
     """A folder as COCO's with four images of any size: ids have gaps, one shows nothing, and one a crowd."""
     sizes = {139: (80, 120), 7: (110, 90), 632: (64, 64), 25: (70, 128)}
@@ -169,32 +151,6 @@ def test_boxes_that_are_found_in_resized_images_of_coco_are_measured_in_their_ow
     for _ in range(2):  # one epoch's predictions are gone in the next
         score, pictures = DETECT.evaluate(None, test_set, metric, config, [], mx.kv.create("local"))
         assert score == pytest.approx(1) and len(pictures) == 4
-
-
-@pytest.mark.slow
-@needs_mpi
-@pytest.mark.parametrize("batch_size", ["4", "2"])  # 14 images: a last batch of two, one per process; or none
-def test_two_processes_take_the_steps_of_one_device(data, batch_size, tmp_path):
-    words = ["--batch_size", batch_size, "--lr", "0.005", "--epochs", "1", "--data_root", str(data)]
-    assert run(data, "--devices", "cpu:1", "--output", "one", *words) == 0
-    command = [sys.executable, "-m", "gluon_parallel", "launch", "-n", "2", "--engine", "mpi", "--devices", "cpu:1",
-               "--logs", str(tmp_path / "logs"), str(SCRIPT), "--config", str(CONFIGS / "smoke.yaml"),
-               "--devices", "auto", "--output", "two", *words]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    for name in ("MXNET_CPU_TEMP_COPY", "OMP_NUM_THREADS"):
-        environment.pop(name, None)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1500)
-    assert done.returncode == 0, done.stderr + done.stdout
-    one, two = final("one/1"), final("two/1")
-    # float32 sums in another order: some 1e-6 of a gradient, and more where it passes an activation of almost 0.
-    for key, array in one.arrays.items():
-        np.testing.assert_allclose(two.arrays[key], array, rtol=1e-3, atol=2e-5, err_msg=key)
-        if key.startswith("optimizer"):  # the momentum, which is made of gradients
-            assert np.linalg.norm(two.arrays[key] - array) <= 1e-2 * np.linalg.norm(array), key
-    [alone], [together] = rows("one/1"), rows("two/1")
-    for key in [key for key in alone if key.startswith("loss")]:
-        np.testing.assert_allclose(together[key], alone[key], rtol=1e-4, atol=1e-6, err_msg=key)
-    assert together["map"] == pytest.approx(alone["map"], abs=2e-3)  # which is below 0.01 after so few steps
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("*.yaml")))

@@ -3,10 +3,8 @@
 import math
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +13,6 @@ from script_files import (
     assert_refused,
     assert_same_run,
     draw_only_for,
-    final,
     interrupt_at,
     load,
     load_few_digits,
@@ -107,13 +104,6 @@ def test_the_learning_rate_falls_along_half_a_cosine_also_in_a_run_that_is_resum
     np.testing.assert_allclose(rates, wanted[3:], rtol=1e-12)
 
 
-def test_the_scratch_script_has_the_parameters_of_the_book():
-    shapes = [param.shape for param in SCRATCH.init_params(1, 28, 28, 10, 0.01)]
-    assert shapes == [(20, 1, 3, 3), (20,), (50, 20, 5, 5), (50,), (800, 128), (128,), (128, 10), (10,)]
-    values = np.concatenate([p.asnumpy().ravel() for p in SCRATCH.init_params(1, 28, 28, 10, 0.01) if p.ndim > 1])
-    assert abs(values.std() / 0.01 - 1) < 0.02  # of 128,000 draws, with a standard error of 0.2 %
-
-
 @SCRIPTS
 def test_a_script_prints_a_table_and_where_the_checkpoint_and_the_picture_are(script, few_images, pictures, capsys):
     assert run(script) == 0
@@ -144,15 +134,6 @@ def test_a_script_that_is_interrupted_and_resumed_ends_with_the_same_bits(script
 
 
 @SCRIPTS
-def test_a_run_continues_on_another_number_of_devices(script, few_images, capsys):
-    assert run(script) == 0
-    assert run(script, "--resume", "--devices", "cpu:3", "--epochs", "3") == 0
-    assert "[cpu(0), cpu(1), cpu(2)]" in capsys.readouterr().out
-    folder = Path("runs/lenet") / SMOKE[script].stem / "1"
-    assert [row["epoch"] for row in rows(folder)] == [1, 2, 3]
-
-
-@SCRIPTS
 def test_coloured_images_of_another_size_train_as_well(script, monkeypatch, rng):
     def part(number):
         return gp.datasets.Part(rng.uniform(size=(number, 3, 32, 32)).astype("float32"), np.arange(number) % 10)
@@ -178,43 +159,11 @@ def test_a_script_refuses_what_cannot_work_in_one_message(script, argv, message,
     assert_refused(run(script, *argv), capsys, message)
 
 
-def test_the_checkpoint_of_another_net_is_refused_by_name(few_images, monkeypatch, capsys):
-    assert run(CONCISE) == 0
-    lenet = gp.models.LeNet
-    monkeypatch.setattr(gp.models, "LeNet", lambda num_classes, *arguments: lenet(num_classes + 1, *arguments))
-    assert run(CONCISE, "--resume", "--epochs", "3") == 2
-    assert re.search(
-        r"another architecture.*5\.weight is float32 \(10, 128\) in the checkpoint", capsys.readouterr().err
-    )
-
-
 def command(script, *argv):
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     for name in ("MXNET_CPU_TEMP_COPY", "OMP_NUM_THREADS"):  # what this test session needs is not what a script gets
         environment.pop(name, None)
     return [sys.executable, str(Path(script.__file__)), *argv], environment
-
-
-@pytest.mark.slow
-def test_ctrl_c_in_a_terminal_ends_with_130_and_a_checkpoint_that_can_be_resumed(tmp_path):
-    words, environment = command(CONCISE, "--devices", "cpu:2", "--epochs", "1000", "--output", "out")
-    with open(tmp_path / "out.txt", "w") as out, open(tmp_path / "err.txt", "w") as err:
-        with subprocess.Popen(words, env=environment, stdout=out, stderr=err) as process:
-            try:
-                limit = time.monotonic() + 200
-                while not gp.Run(tmp_path / "out" / "1").checkpoints() and process.poll() is None:
-                    assert time.monotonic() < limit, "no checkpoint after 200 s"
-                    time.sleep(0.1)
-                process.send_signal(signal.SIGINT)
-                code = process.wait(200)
-            finally:
-                process.kill()
-    error = (tmp_path / "err.txt").read_text()
-    assert code == 130, error
-    assert "Traceback" not in error and re.search(r"^stopped .*Continue with --resume$", error, re.M)
-    assert final("out/1").arrays["parameters/0.weight"].shape == (20, 1, 3, 3)
-    # The table, although standard output is no terminal; but no bar.
-    assert "test acc" in (tmp_path / "out.txt").read_text() and "%|" not in error
 
 
 @pytest.mark.slow

@@ -1,26 +1,21 @@
 """The segmentation script trains, stops, continues and fails as it says, on devices and processes alike."""
 
 import dataclasses
-import json
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from pictures_files import write_voc
 from PIL import Image
-from processes import needs_mpi
-from script_files import assert_refused, assert_same_run, draw_only_for, final, interrupt_at, load, rates_of, rows
+from script_files import assert_refused, draw_only_for, load, rates_of, rows
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel import launch as launching
 
 pytest.importorskip("gluoncv", reason="GluonCV is an optional dependency")
 REPOSITORY = Path(__file__).resolve().parents[1]
 CONFIGS = REPOSITORY / "configs" / "segmentation"
-PATH = REPOSITORY / "scripts" / "train_segmentation.py"
 
 
 SCRIPT = load("train_segmentation")
@@ -57,84 +52,6 @@ def test_it_prints_a_table_and_leaves_a_checkpoint_curves_and_pictures(run, pict
     assert [path.name for path in (folder / "pictures").iterdir()] == ["epoch-0001.png"]
 
 
-# SGD: Adam divides the gradient by its own size, so that of a weight that does not matter is all rounding.
-# (A seed with which no activation is so close to 0 that rounding decides over a gradient.)
-STEPS = ("--epochs", "2", "--optimizer", "sgd", "--momentum", "0.9", "--lr", "0.005", "--seed", "1")
-
-
-@pytest.fixture(scope="module")
-def alone():
-    """What one device does in two epochs of 17 images; filled by the first test that asks."""
-    return {}
-
-
-@pytest.fixture
-def on_one_device(run, alone):
-    if not alone:
-        assert run("--devices", "cpu:1", "--num_train", "17", "--output", "one", *STEPS) == 0
-        alone.update(state=final("one/1"), rows=rows("one/1"))
-    return alone
-
-
-def check_follows(one, folder):
-    """The same run on more devices: float32 sums in another order, which 6 steps of training carry further.
-
-    Where an activation is almost 0, rounding decides whether its gradient passes; in float64 the net follows one device
-    to eleven digits, see test_small_fcn.py.
-    """
-    wanted, got = one["state"].arrays, final(folder).arrays
-    assert list(wanted) == list(got)
-    for key, array in wanted.items():
-        np.testing.assert_allclose(got[key], array, err_msg=key, rtol=1e-3, atol=5e-5)
-    for wanted, got in zip(one["rows"], rows(folder)):
-        assert got["loss"] == pytest.approx(wanted["loss"], rel=1e-5, abs=1e-6)
-        assert got["pixel_accuracy"] == pytest.approx(wanted["pixel_accuracy"], abs=1e-3)  # 5 pixels of 5,120
-
-
-@pytest.mark.parametrize("num_devices", [2, 3])
-def test_several_devices_follow_one_with_the_same_batches(run, on_one_device, num_devices):
-    # 17 images in batches of 8: shards of 3, 3 and 2, and a last batch of one image, smaller than the devices' number.
-    assert run("--devices", f"cpu:{num_devices}", "--num_train", "17", "--output", "more", *STEPS) == 0
-    check_follows(on_one_device, "more/1")
-
-
-LAUNCHED = f"""
-import sys
-sys.path.insert(0, {str(PATH.parent)!r})
-import gluon_parallel as gp
-import train_segmentation as script
-gp.pictures.write = lambda make_figure, path, dpi: None
-sys.exit(gp.start(script.main, script.Config, script.DEFAULT))
-"""
-
-
-@pytest.mark.slow
-@needs_mpi
-def test_two_processes_follow_one_device_with_the_same_batches(on_one_device, scenes, tmp_path):
-    path = tmp_path / "script.py"
-    path.write_text(LAUNCHED)
-    arguments = ["--config", str(CONFIGS / "smoke.yaml"), "--data_root", str(scenes), "--devices", "auto"]
-    arguments += ["--num_train", "17", "--output", str(tmp_path / "two"), *STEPS]
-    result = launching.launch(path, arguments, 2, "mpi", "cpu:1", timeout=60.0, logs=str(tmp_path / "logs"))
-    log = (tmp_path / "logs" / "rank-0.log").read_text()
-    assert result.exit_code == 0, log
-    assert "running on: 2 processes x [cpu(0)]" in log
-    check_follows(on_one_device, tmp_path / "two" / "1")
-
-
-@pytest.mark.filterwarnings("ignore::gluon_parallel.errors.StatisticsPerDevice")  # of the one, as it was asked for
-@pytest.mark.parametrize("norm", ["sync_batch_norm", pytest.param("batch_norm", marks=pytest.mark.slow)])
-def test_a_run_that_is_interrupted_and_resumed_ends_with_the_same_bits(run, monkeypatch, capsys, norm):
-    options = ["--epochs", "2", "--num_train", "17", "--norm", norm, "--max_scale", "1.3", "--seed", "5"]
-    assert run("--output", "whole", *options) == 0
-    interrupt_at(5, monkeypatch, gp.DataParallel, "step")  # of three in an epoch
-    assert run("--output", "parts", *options) == 130
-    assert "stopped in epoch 2, after step 2" in capsys.readouterr().err
-    assert run("--output", "parts", "--resume") == 0
-    whole, parts = assert_same_run("whole/1", "parts/1")
-    assert whole == parts
-
-
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_config_is_complete_and_those_that_are_compared_differ_in_the_norm_alone(path):
     config = gp.config.parse(SCRIPT.Config, path, [])
@@ -144,26 +61,6 @@ def test_every_config_is_complete_and_those_that_are_compared_differ_in_the_norm
         sync = gp.config.parse(SCRIPT.Config, CONFIGS / "sync_bn.yaml", [])
         assert dataclasses.replace(config, norm="sync_batch_norm", config=sync.config) == sync
         assert config.batch_size == 2 * len(gp.devices(config.devices))
-
-
-def test_norms_are_compared_seed_by_seed_with_a_table_and_a_figure(tmp_path, monkeypatch, capsys):
-    trained = []
-
-    def train(config, seed, folder, flags):
-        trained.append((config, seed, flags))
-        return [0.1, 0.5 + 0.01 * seed + 0.1 * (config == "sync_bn.yaml")]
-
-    monkeypatch.setattr(COMPARISON, "train", train)
-    words = ["--seeds", "0", "1", "4", "--output", str(tmp_path / "norms"), "--", "--epochs", "2"]
-    monkeypatch.setattr(sys, "argv", ["batch_norms.py", *words])
-    assert COMPARISON.main() == 0
-    flags = ["--epochs", "2"]
-    assert trained == [(name, seed, flags) for seed in (0, 1, 4) for name in ("bn.yaml", "sync_bn.yaml")]
-    out = capsys.readouterr().out
-    assert re.search(r"^BatchNorm +mIoU +51.0% \(of each seed: 50.0%, 51.0%, 54.0%\)$", out, re.M)
-    assert re.search(r"^SyncBatchNorm +mIoU +61.0% ", out, re.M)
-    assert (tmp_path / "norms/1/norms.png").read_bytes().startswith(b"\x89PNG")
-    assert json.loads((tmp_path / "norms/1/norms.json").read_text())["SyncBatchNorm"]["4"] == [0.1, 0.64]
 
 
 @pytest.mark.parametrize("model", ["fcn", "pspnet", "deeplab"])
@@ -210,14 +107,6 @@ def test_voc_with_images_that_are_void_or_background_all_over_trains(run, voc):
     flags = ["--data_root", str(voc), "--devices", "cpu:2", "--model", "small", "--size", "64", *NOT_FROM_ZOO]
     assert run(*flags, "--epochs", "1", "--batch_size", "2", "--test_batch_size", "2", config="voc_fcn") == 0
     assert np.isfinite(rows("runs/segmentation/voc_fcn/1")[0]["loss"])
-
-
-@pytest.mark.filterwarnings("ignore:.*also trained with")
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["fcn", "pspnet", "deeplab"])
-def test_gluoncvs_nets_train_on_voc(run, voc, model):
-    flags = ["--data_root", str(voc), "--devices", "cpu:2", "--size", "64", "--pretrained", "null"]
-    assert run(*flags, "--epochs", "1", "--batch_size", "3", "--test_batch_size", "2", config=f"voc_{model}") == 0
 
 
 FCN = ("--model", "fcn", "--backbone", "resnet50")

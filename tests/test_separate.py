@@ -104,14 +104,6 @@ def test_the_same_over_mxnets_servers(name):
     assert status == 0 and not not_passed(2, [name], output), output
 
 
-def test_every_single_trainer_needs_the_store_and_one_of_the_samplers(monkeypatch):
-    monkeypatch.setattr(separate_training, "_uses", separate_training._Uses())
-    for what, each in (("gluon.Trainer", True), ("the sampler", False)):
-        for connected in (True, False):
-            separate_training.note(what, connected, "write ...", each)
-    assert separate_training._uses.missing == {"gluon.Trainer": "write ..."}
-
-
 @pytest.mark.parametrize(("num_left", "is_told"), [(1, False), (2, True)])
 def test_a_process_that_is_left_alone_trains_on_everything_and_is_not_warned(monkeypatch, recwarn, num_left, is_told):
     monkeypatch.setattr(separate_training, "_uses", separate_training._Uses())
@@ -169,12 +161,3 @@ def test_of_several_processes_one_warns_and_names_the_store(rank, num_warnings):
 )
 def test_statistics_that_do_not_depend_on_devices_are_not_warned_of(norm, num_devices):
     assert statistics_warnings(norm_net(norm()), num_devices) == []
-
-
-def test_devices_whose_weights_differ_are_named():
-    net = norm_net()
-    net.initialize(ctx=[mx.cpu(0), mx.cpu(1), mx.cpu(2)])
-    gp.check_replicas(net)
-    net[1].bias.data(mx.cpu(2))[:] = 3
-    with pytest.raises(gp.errors.ReplicasDiffer, match=r"parameter 1\.bias differs between cpu\(0\) and cpu\(2\)\."):
-        gp.check_replicas(net)

@@ -1,8 +1,5 @@
 """Sharded optimizer state in one process: over its devices, beside whole states, and what it is refused with."""
 
-import gc
-import weakref
-
 import numpy as np
 import pytest
 from kvstore_shards import CASES, bits, held, make, train, train_by_hand
@@ -175,12 +172,3 @@ def test_on_one_device_of_one_process_it_says_that_it_has_no_effect(caplog):
     assert "shard_optimizer=True has no effect on one process with one device" in caplog.text
     train(parallel, None, 0, 1)
     assert held(trainer) == 2 * sum(parameter.data().size for parameter in trainer._params)
-
-
-def test_a_sharded_training_that_nobody_needs_any_more_is_freed():
-    made = make(None, CPUS[:2], "adam", {}, True)
-    train(made[2], None, 0, 2)
-    alive = [weakref.ref(one) for one in made]
-    del made
-    gc.collect()
-    assert [one() for one in alive] == [None] * 3

@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
@@ -186,14 +185,6 @@ def test_a_thread_that_other_programs_keep_from_the_cores_computes(monkeypatch, 
     loop._since, loop._times = 100.0, {7: (5.0, 1.0), 8: (0.0, 0.0), 9: (3.0, 0.0)}  # number 9 has ended since
     monkeypatch.setattr(stuck, "_asked", {7: 99.0, 8: 101.0})
     assert loop._computes(101.6, times) is computes
-
-
-def test_threads_times_are_seconds():
-    before, began = stuck._time_of(threading.get_native_id()), time.thread_time()
-    sum(range(1_000_000))
-    spent, (used, ready) = time.thread_time() - began, stuck._time_of(threading.get_native_id())
-    assert 0.5 * spent - 0.02 < used - before[0] < 2 * spent + 0.02  # some kernels count in hundredths of a second
-    assert ready >= before[1]
 
 
 FAILS = """

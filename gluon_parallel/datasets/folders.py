@@ -1,4 +1,4 @@
-"""Error and warning of MXNet's data set of pictures in folders, where its folder is not there or has no picture."""
+"""Errors and a warning of MXNet's reading of pictures in folders, which name the folder or the file."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from ..errors import warn
+from ..mxnet.compat import mx
 
 
 def say_what_is_there(init_in_mxnet: Callable[..., None], self: Any, root: Any, *args: Any, **kwargs: Any) -> None:
@@ -30,6 +31,21 @@ def say_what_is_there(init_in_mxnet: Callable[..., None], self: Any, root: Any, 
     else:
         where = f"it has {_names(folder) or 'nothing'}, and no folder for each class, as in {folder}/cat/1.jpg"
     warn(f"ImageFolderDataset: no picture (.jpg, .jpeg, .png) was found in {folder}: {where}", UserWarning)
+
+
+def name_file(imread_of_mxnet: Callable[..., Any], filename: str, *args: Any, **kwargs: Any) -> Any:
+    """``mx.image.imread``; its errors name the file."""
+    try:
+        return imread_of_mxnet(filename, *args, **kwargs)
+    except mx.MXNetError as error:
+        path = Path(filename)
+        if path.is_dir():
+            what = "it is a folder"
+        elif path.is_file():
+            what = f"its {path.stat().st_size:,} bytes are none of JPEG, PNG or another kind that MXNet reads"
+        else:
+            what = "it is not there"
+        raise mx.MXNetError(f"imread: {filename} cannot be read as a picture: {what}") from error
 
 
 def _names(folder: Path) -> str:

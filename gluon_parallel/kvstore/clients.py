@@ -9,7 +9,7 @@ import functools
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Optional
 
 from ..errors import CompressionFault, GradientUnavailable, warn
 from ..mxnet.compat import mx
@@ -17,6 +17,7 @@ from ..mxnet.modules import batch_size_of_module, compression_of_module, copies_
 from ..mxnet.optimizers import updater_in
 from ..mxnet.trainers import (
     compression_of,
+    has_made_store,
     has_sparse_gradients,
     has_sparse_weights,
     numbers_by_name,
@@ -192,3 +193,15 @@ def init_optimizer(
     weights = weights_by_name(module)
     for name, copies in copies_by_name(module):
         kvstore.broadcast(name, weights[name], [weights[name], *copies])
+
+
+def opened_store(trainer: Optional[mx.gluon.Trainer]) -> Any:
+    """The trainer's store; opened here if the trainer has not started it. None: there is none."""
+    if trainer is None:
+        return None
+    if has_made_store(trainer):
+        return store_of(trainer)
+    store = want_store(trainer, open_named(wanted_store(trainer)))
+    if isinstance(store, str):
+        return mx.kv.create(store) if meets_others(store) else None
+    return store

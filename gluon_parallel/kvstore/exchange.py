@@ -1,4 +1,4 @@
-"""Vectors of all processes, combined call by call through any KVStore, also one that can only sum."""
+"""Exchange of SyncBatchNorm's statistics between processes, call by call, through any KVStore."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .protocols import Vectors, offers
 from .state import state_of
 from .work import name_of, wait_until
 
-HEADER = C.HEADER  # [1, call number]: how many processes a message is from, and their call
+HEADER = C.HEADER  # [1, call number], before the vector in each message: how many processes it is from, and their call
 _OUT_OF_STEP = "Each must run this layer equally often; after an error in one of them, restart all"
 _created = functools.cache(lambda name: mx.kv.create(name))  # looked up at the call: it is replaced
 

@@ -1,4 +1,4 @@
-"""Work: an exchange that is under way. Who waits for it has a limit, and hears who did not come and what to do."""
+"""Waits for exchanges that are under way, within a limit: :class:`Work`, and :class:`NumberSum`, sums of vectors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decisions of the launcher: whose loss ends the group, who goes on without whom, and when the group is over.
+"""Decisions of the launcher: who goes on without whom, and which loss or failure ends the group.
 
 They follow from what the agents say and from a clock that is handed in. Nothing here starts, reads or ends a process.
 """
@@ -10,6 +10,7 @@ from typing import Any, Callable, Optional
 from ..kvstore import heartbeat
 from ..kvstore.environment import PATIENCE
 from ..kvstore.flight_recorder.report import SAID
+from .ending import Ending
 from .joins import Joins
 from .logs import Logs
 from .member import Failure, Member, describe, status
@@ -17,7 +18,6 @@ from .member import Failure, Member, describe, status
 _PATIENCE = 0.7  # part of the limit after which a silent process is given up; the rest is for ending the group
 _STOPPED = 0.5  # seconds between two looks after which this process was stopped itself
 _SECOND_THOUGHT = 1.5  # seconds in which a better explanation than "somebody ended it" may arrive
-_STOP = 0.4  # part of the limit in which processes that are asked to stop may save: 24 s, of Slurm's and Kubernetes' 30
 _ENDED_EARLY = "ended its program with status 0 without leaving the group, as os._exit(0) does"
 _LEAVE = 10.0  # seconds that servers and mpirun get for leaving by themselves when all workers are done
 
@@ -43,25 +43,22 @@ class Decisions:
         self.logs, self.timeout, self.advice = logs, timeout, advice
         self.min_processes = len(self.workers) if min_processes is None else min_processes
         self.outlives = min_processes is not None  # whether processes outlive others, and what has started them
-        self.failure: Optional[Failure] = None
+        self.ending = Ending(self.members, send, logs, timeout)
         self.raised: list[str] = []  # the errors that processes have ended by, but for those that follow from others
         self.patience = _PATIENCE * timeout
-        # For a flight recorder's file, a last checkpoint, 2 seconds of last words, and the end of a loader's workers
-        self.grace = min(5.0, max(3.0, timeout / 10))
-        self.stop_grace = _STOP * timeout
-        self.hurry = min(2.0, timeout / 20)  # for what does not even answer
-        self.kill_at: Optional[float] = None  # when what is left is killed; None: nobody was asked to end
-        self._send_to = send
         self._clock, self._now = clock, 0.0  # seconds in which the launcher could look; see `look`
-        self._writing: set[Member] = set()  # after a failure, who writes its flight recorder
-        self._end_at: Optional[float] = None
-        self._interrupts_passed_on, self._stops = 0, False
+        self._interrupts_passed_on = 0
         self._workers_done: Optional[float] = None
         self._programs_done: Optional[float] = None  # when a process said first that the programs of all have ended
         self._losses: list[tuple[float, Member, Failure]] = []  # before all others are known to go on without them
         self._starters: Mapping[str, Optional[int]] = {}
         self.joins: Optional[Joins] = None  # of processes that come while others train
         self._waited: Optional[float] = None  # when a process said first that it waits for others in vain
+
+    @property
+    def failure(self) -> Optional[Failure]:
+        """What the group ends by."""
+        return self.ending.failure
 
     # what agents say ------------------------------------------------------------------------------------------------
 
@@ -76,10 +73,10 @@ class Decisions:
                     f"{other.host} and {host}; Open MPI takes them for one. Name the hosts by their addresses; where "
                     "the whole names are equal, give each host a name of its own"
                 )
-                self._fail(member.name, message, 1)  # MPI would wait for ever
-        if self.kill_at is not None:
-            self._send(member, end=0, ask=True)
-        return self.kill_at is None
+                self.ending.fail(member.name, message, 1)  # MPI would wait for ever
+        if self.ending.kill_at is not None:
+            self.ending.send(member, end=0, ask=True)
+        return self.ending.kill_at is None
 
     def disconnect(self, name: str) -> None:
         """The connection to a member's agent has ended."""
@@ -105,7 +102,7 @@ class Decisions:
         elif text.startswith(heartbeat.BAR):
             self.logs.show_bar(name, text.removeprefix(heartbeat.BAR))
         elif text == heartbeat.WRITTEN:
-            self._writing.discard(member)
+            self.ending.note_written(member)
         elif text == heartbeat.ENDS:
             self._programs_done = self._programs_done or self._now
         elif text.startswith(heartbeat.WAITS_FOR):
@@ -120,20 +117,20 @@ class Decisions:
         elif "refused" in message and member.is_new:
             member.return_code = 127
         elif "refused" in message:
-            self._fail(name, f"{name} could not be started on {member.host}: {message['refused']}", 127)
+            self.ending.fail(name, f"{name} could not be started on {member.host}: {message['refused']}", 127)
         elif "exited" in message:
-            self._writing.discard(member)
+            self.ending.note_written(member)
             if not member.is_lost and not member.is_new:
                 self._exited(member)
 
     def _exited(self, member: Member) -> None:
         code = member.return_code or 0
-        self._end_if_stopped()
+        self.ending.end_if_stopped(self._first)
         if code == 0:
             if self.outlives or not member.is_worker:  # else mpirun would end the others
-                self._send(member, end=self.grace, ask=False)
+                self.ending.send(member, end=self.ending.grace, ask=False)
             self._lose_if_left_out(member)
-        elif self.kill_at is None:  # else it was asked to end
+        elif self.ending.kill_at is None:  # else it was asked to end
             if code > 0 and not member.goes_on:  # one that is killed is another loss
                 self._fail_by_loss()
             if member.lost_another or member.waits_for or any(other.signalled is not None for other in self.workers):
@@ -146,7 +143,7 @@ class Decisions:
         if self.joins is not None and member in self.joins.leaving and member.return_code == 0 and not member.is_lost:
             member.is_lost = True
             for other in self._rest:
-                self._send(other, say=heartbeat.LOST + member.name.partition(" ")[2])
+                self.ending.send(other, say=heartbeat.LOST + member.name.partition(" ")[2])
         elif member.left_out and member.return_code == 0 and not member.is_lost:
             self._lose(member, f"{member} {_ENDED_EARLY}", 1)
 
@@ -155,7 +152,7 @@ class Decisions:
         for other, waiting in self._waited_for():
             late = f"made no step within the limit of {self.timeout:g} s (--timeout)"
             what = late if other.return_code is None else _ENDED_EARLY
-            self._fail(other.name, f"{other} {what}: {waiting} waited for it", 1)
+            self.ending.fail(other.name, f"{other} {what}: {waiting} waited for it", 1)
         self._fail_by_status(member)
 
     def _waited_for(self) -> list[tuple[Member, str]]:
@@ -176,7 +173,7 @@ class Decisions:
         if code < 0:
             self._lose(member, message, status(code))
         else:  # an error would end the others as well
-            self._fail(member.name, message, status(code))
+            self.ending.fail(member.name, message, status(code))
 
     # what the clock says --------------------------------------------------------------------------------------------
 
@@ -185,10 +182,11 @@ class Decisions:
         before, self._clock = self._clock, clock
         # While this process is stopped itself, no time passes for the others: they may have said something meanwhile.
         self._now += min(clock - before, max(_STOPPED, self.timeout / 10))
+        self.ending.now = self._now
         if len(interrupts) > self._interrupts_passed_on:
             self._interrupt(interrupts)
-        self._end_if_written()
-        if self.kill_at is None:
+        self.ending.end_if_written()
+        if self.ending.kill_at is None:
             self._look_at_losses()
             self._look_at_the_signalled()
             self._look_for_the_missing()
@@ -196,6 +194,8 @@ class Decisions:
             self._look_at_starters()
             self._look_at_joins()
             self._look_for_the_end()
+        if self.ending.kill_at is not None and self.joins is not None:
+            self.joins.end()
 
     @property
     def _rest(self) -> list[Member]:
@@ -223,7 +223,7 @@ class Decisions:
                     words = "".join(self.logs.tail(name) for name in self._starters if name not in self.members)
                     words = words or self.logs.tail(member.name)
                     message = f"{member.name} never started: nothing came from it within {self.patience:g} s{words}"
-                    self._fail(member.name, message, 1)
+                    self.ending.fail(member.name, message, 1)
             elif self._now - member.heard > self.patience:
                 self._lose(member, f"{member} has been silent for {self.patience:g} s: its host or agent is stopped", 1)
             elif member.stopped_since is not None and self._now - member.stopped_since > self.patience:
@@ -235,7 +235,7 @@ class Decisions:
                 f"{', '.join(map(str, late))} did not create its kvstore within {self.patience:g} s of the first "
                 "process. Where the script creates its kvstore, every process must; a longer wait: --timeout SECONDS"
             )
-            self._fail(late[0].name, message, 1)
+            self.ending.fail(late[0].name, message, 1)
 
     def _look_at_the_signalled(self) -> None:
         """Lose those that got a signal from outside, if the others can go on without them; else stop all."""
@@ -251,7 +251,7 @@ class Decisions:
             if go_on and member.is_worker:
                 self._lose(member, message, 128 + number)
             else:
-                self._stop(member.name, message, number)
+                self.ending.stop(member.name, message, number, self._first)
 
     def _look_for_the_hung(self) -> None:
         """Lose those without which the others can go on, which wait for them in vain: they run, but make no step."""
@@ -274,9 +274,9 @@ class Decisions:
         here = [member for member in self.workers if member.return_code is None and not member.is_lost]
         for name, code in starters.items():
             if code is not None and code < 0 and name not in self.members and here and not self.outlives:
-                if all(member.has_come for member in here) and self.kill_at is None:
+                if all(member.has_come for member in here) and self.ending.kill_at is None:
                     message = f"{name}, which has started the processes, {describe(code)}{self.logs.tail(name)}"
-                    self._fail(name, message, status(code))
+                    self.ending.fail(name, message, status(code))
 
     def _look_at_starters(self) -> None:
         """Fail where a command has ended without having started its members."""
@@ -285,7 +285,9 @@ class Decisions:
             waiting = [member for member in mine if not member.has_come]
             if code is not None and waiting and self._now >= 0.5:
                 names = ", ".join(member.name for member in waiting)
-                self._fail(waiting[0].name, f"{names} never started: {name} {describe(code)}{self.logs.tail(name)}", 1)
+                self.ending.fail(
+                    waiting[0].name, f"{names} never started: {name} {describe(code)}{self.logs.tail(name)}", 1
+                )
 
     def _look_for_the_end(self) -> None:
         here = [member for member in self.workers if member.return_code != 0 and not member.is_lost]
@@ -295,14 +297,14 @@ class Decisions:
                 message = (
                     f"{names} did not end within {PATIENCE * self.timeout:g} s after the programs of all had ended"
                 )
-                self._fail(here[0].name, message, 1)
+                self.ending.fail(here[0].name, message, 1)
             return
         if self._workers_done is None:
             self._workers_done = self._now
             for member in self.workers:
-                self._send(member, end=self.grace, ask=False)
+                self.ending.send(member, end=self.ending.grace, ask=False)
         elif self._now - self._workers_done > min(_LEAVE, self.timeout):
-            self._end(self.grace)  # servers that wait for something that will not come
+            self.ending.end(self.ending.grace)  # servers that wait for something that will not come
 
     # the end --------------------------------------------------------------------------------------------------------
 
@@ -312,27 +314,9 @@ class Decisions:
         if number == signal.SIGHUP:  # the terminal is gone
             self.logs.live = self.logs.announces = False
         if self.failure is None:
-            self._stop("", signal.Signals(number).name, number)
+            self.ending.stop("", signal.Signals(number).name, number, self._first)
         elif self._interrupts_passed_on > 1 and number == signal.SIGINT:
-            self._end(0.0)
-
-    def _stop(self, member: str, message: str, number: int) -> None:
-        """Ask every process to stop because of the signal `number`, and give it the time to save."""
-        if self.failure is not None:
-            return
-        self.failure, self._stops = Failure(member, message, 128 + number), True
-        hint = "; Ctrl-C once more ends them at once" if number == signal.SIGINT else ""
-        self.logs.say(f"{message}: every process is asked to stop, and killed if it has not after {self.stop_grace:g} s"
-                      + hint)  # fmt: skip
-        for worker in self.workers:  # one that has had SIGTERM itself would end at once by SIGINT, and save nothing
-            self._send(worker, signal=signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
-        self._end(self.stop_grace, ask=False)
-        self._end_if_stopped()
-
-    def _end_if_stopped(self) -> None:
-        """After a request to stop: once process 0, which saves, has ended, the others cannot go on without it."""
-        if self._stops and self._first.return_code is not None:
-            self._end(self.grace, ask=False)
+            self.ending.end(0.0)
 
     @property
     def _first(self) -> Member:
@@ -343,10 +327,10 @@ class Decisions:
         """A process is lost: it is ended, and the others go on without it if enough of them are left."""
         others = [other for other in self.workers if other is not member and not other.is_lost]
         if not member.is_worker or len(others) < self.min_processes:
-            self._fail(member.name, message, exit_code, self.advice if member.is_worker else "")
+            self.ending.fail(member.name, message, exit_code, self.advice if member.is_worker else "")
         elif not member.is_lost and self.failure is None:
             member.is_lost = True
-            self._send(member, end=0, ask=False)
+            self.ending.send(member, end=0, ask=False)
             self._losses.append((self._now, member, Failure(member.name, message, exit_code)))
             self._look_at_losses()
             if not (member.goes_on or member.records):  # in MPI's start the others wait for it in vain
@@ -361,7 +345,7 @@ class Decisions:
                 self.logs.say(f"{loss.message}\n    {len(others)} of {len(self.workers)} processes go on without it",
                               [other.name for other in (*others, member)])  # fmt: skip
                 for other in others:
-                    self._send(other, say=heartbeat.LOST + member.name.partition(" ")[2])
+                    self.ending.send(other, say=heartbeat.LOST + member.name.partition(" ")[2])
         elif self._losses and self._now - self._losses[0][0] > self.patience:
             self._fail_by_loss()
 
@@ -370,57 +354,12 @@ class Decisions:
         if self._losses:
             _, member, loss = self._losses[0]
             words = "it was lost before every process had called gp.prepare or gp.survive"
-            self._fail(member.name, f"{loss.message}\n    {words}", loss.exit_code, self.advice)
+            self.ending.fail(member.name, f"{loss.message}\n    {words}", loss.exit_code, self.advice)
 
     def lost(self) -> list[str]:
         """The workers without which the others went on."""
         left = [] if self.joins is None else self.joins.leaving
         return [member.name for member in self.workers if member.is_lost and member not in left]
-
-    def _fail(self, name: str, message: str, exit_code: int, advice: str = "") -> None:
-        """The group ends by the member, or the command that has started members, of that name."""
-        if self.failure is not None:
-            return
-        self.failure = Failure(name, message, exit_code)
-        alive = [other for other in self.members.values() if other.name != name and other.return_code is None]
-        names = ", ".join(other.name for other in alive)
-        self.logs.say(f"error: {message}" + (f"\n    {names} cannot go on and will be ended" if names else ""),
-                         [*(other.name for other in alive), name])  # fmt: skip
-        if advice:
-            self.logs.say(advice)
-        self._writing = {other for other in alive if other.records and other.stopped_since is None}
-        for other in self._writing:
-            self._send(other, signal=signal.SIGUSR1)
-        self._end_at = self._now + self.grace
-        self._end_if_written()
-
-    def _end_if_written(self) -> None:
-        """Once a process has failed: end the group as soon as the others have written their flight recorders."""
-        if self._end_at is not None and (self._now >= self._end_at or not self._writing):
-            self._end_at = None
-            self._end(self.grace)
-
-    def _end(self, grace: float, ask: bool = True) -> None:
-        """Ask all processes to end, and kill those that have not after `grace` seconds."""
-        at = self._now + grace
-        self.kill_at = at if self.kill_at is None else min(at, self.kill_at)
-        if self.joins is not None:
-            self.joins.end()
-        for member in self.members.values():
-            self._send(member, end=grace, ask=ask)
-
-    def _send(self, member: Member, **message: Any) -> None:
-        if member.has_come and not member.gone:
-            self._send_to(member.name, **message)
-
-    def is_over(self) -> bool:
-        """Whether nothing of the group is left, as far as the agents say."""
-        if self.kill_at is not None and self._now > self.kill_at + self.hurry:
-            return True  # what is left sees the end of its connection, if it sees anything
-        ending = self.kill_at is not None  # an agent that comes now is refused, and leaves
-        return all(
-            member.gone or member.is_lost or (ending and not member.has_come) for member in self.members.values()
-        )
 
     def finish(self) -> None:
         """Once nothing is left: what was to be explained by another member's end ends the group after all."""

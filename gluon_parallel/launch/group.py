@@ -73,7 +73,7 @@ class Group:
             try:
                 self._address = f"{address}:{listener.getsockname()[1]}"
                 self._start(self._address)
-                while not self.decisions.is_over():
+                while not self.decisions.ending.is_over():
                     ready = [key.fileobj for key, _ in self._selector.select(_TICK)]
                     self.decisions.note_starters({name: one.poll() for name, one in self._starters.items()})
                     for connection in ready:
@@ -194,7 +194,7 @@ class Group:
         for key in list(self._selector.get_map().values()):
             if isinstance(key.fileobj, agent.Connection):
                 self._close(key.fileobj)
-        hurry = self.decisions.hurry
+        hurry = self.decisions.ending.hurry
         until = time.monotonic() + (3.0 if self.decisions.failure is None else max(1.0, hurry)) + hurry  # it tidies up
         for starter in self._starters.values():
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -106,11 +106,10 @@ static int64_t is_finite_double(const uint64_t *bits, int64_t num)
     return !found;
 }
 
-/* Write 1 to the result if no value of the arrays is NaN or infinite, else 0. Called by the engine. */
+/* Find out whether no value of the arrays is NaN or infinite. Called by the engine. */
 EXPORT void gp_find_finite(void *run_context, const OnComplete *on_complete, FiniteLook *look)
 {
     int64_t is_finite = 1;
-    double *result;
     void *values;
     (void)run_context;
     for (int64_t n = 0; n < look->num && is_finite; n++) {
@@ -118,8 +117,7 @@ EXPORT void gp_find_finite(void *run_context, const OnComplete *on_complete, Fin
         is_finite = look->dtypes[n] == FLOAT64 ? is_finite_double(values, look->num_values[n])
                                                : is_finite_float(values, look->num_values[n]);
     }
-    gp_external.MXNDArrayGetData(look->handles[look->num], &result);
-    *result = (double)is_finite;
+    look->is_finite = is_finite;
     look->has_ended = 1;
     complete(on_complete, 0);
 }

@@ -20,9 +20,10 @@ typedef struct CopySums {
 /* Arrays on CPUs in which `gp_find_finite` looks for NaN and infinity. */
 typedef struct FiniteLook {
     int64_t num;
-    void **handles; /* of NDArrays, and after them that of an array of one double for the result */
+    void **handles; /* of NDArrays */
     int64_t *num_values;
     int64_t *dtypes; /* FLOAT32 or FLOAT64 */
+    int64_t is_finite; /* the result */
     _Atomic int64_t has_ended; /* then the record and the arrays are used no longer */
 } FiniteLook;
 

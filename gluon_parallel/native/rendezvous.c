@@ -177,7 +177,8 @@ static _Bool through_shared_memory(Processes *processes, int64_t call, int64_t d
     return 1;
 }
 
-/* Whether `values` have become those of all processes; if not, Python has closed the layer. */
+/* Whether `values` have become those of all processes; if not, Python has closed the layer. Python makes the first exchange,
+   and sets `processes` then if the store has shared memory for all. */
 static _Bool allreduce_processes(State *op, int64_t key, double *values)
 {
     Layer *layer = op->layer;

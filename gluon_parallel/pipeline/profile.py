@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import re
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Callable
 
 import numpy as np
 
+from ..mxnet import profiler
 from ..mxnet.compat import mx
 from .orders import BACKWARD, FORWARD, Task, bubble, most_held, simulated
 from .stage import ArrayForm, Recorder, pass_counts
@@ -37,7 +35,7 @@ class Profile:
         activations: bytes of all arrays that each stage's operators return in one pass; None where a stage is no
             HybridBlock.
         peaks: bytes of arrays that were made in the step and were there at most at a time, on each stage's device (of
-            several replicas the most); None for CPU devices that MXNet does not count, those far beyond the cores.
+            several replicas the most). None if one is a CPU device that MXNet does not count, far beyond the cores.
         num_held: of how many micro-batches each stage keeps activations, or with `recompute` inputs, at a time.
         seconds: from the first pass's begin to the last one's end.
         idle: the share of this time in which the devices ran no pass.
@@ -111,7 +109,7 @@ class Profile:
         """Bytes of this stage's parameters and gradients, and of all arrays made in the step that were there at a time.
 
         With the operators' temporary memory and the arrays on their way to this device. Without the optimizer's state,
-        and the buffers that MXNet keeps for operators; None where MXNet does not count the device's memory.
+        and the buffers that MXNet keeps for operators; None where MXNet does not count the devices' memory.
         """
         peak = self.peaks[stage]
         return None if peak is None else self.parameters[stage] + peak
@@ -212,29 +210,27 @@ def activation_bytes(block: mx.gluon.Block, inputs: Sequence[ArrayForm]) -> int 
 def peaks(devices: Sequence[mx.Context], function: Callable[[], object]) -> list[int | None]:
     """Call ``function()``, wait for all that it has launched, and return the memory that it needed on each device.
 
-    That is how many bytes of arrays were there at most, beyond those from before, by MXNet's profiler. None for a CPU
-    device that MXNet does not count (it knows two more than cores), and where other threads make arrays all the time.
+    That is how many bytes of arrays were there at most, beyond those from before, by MXNet's profiler. None for a
+    device where other threads make arrays all the time, and for all devices if MXNet does not count one of them: it
+    counts two CPU devices more than cores.
 
     Example:
         >>> peaks([mx.cpu(0)], lambda: mx.nd.zeros(1000) + mx.nd.zeros(1000))
         [12000]
     """
-    gc.collect()  # an earlier net, say, whose arrays would be freed while these are counted
-    mx.nd.waitall()
-    time.sleep(_LATE)
-    with tempfile.TemporaryDirectory() as folder:  # MXNet deletes and writes the file, though nobody asks for it
-        file = str(Path(folder) / "profile.json")
-        mx.profiler.set_config(profile_memory=True, aggregate_stats=True, continuous_dump=False, filename=file)
-        try:
-            found = [_start(device) for device in devices]
-            mx.profiler.set_state("run")
-            function()
-            mx.nd.waitall()
-            most = _read()
-        finally:
-            mx.profiler.set_state("stop")
-            mx.profiler.dumps(reset=True)
-            mx.profiler.set_config(profile_memory=False, aggregate_stats=False, continuous_dump=False, filename=file)
+    if not all(map(profiler.has_place_for, devices)):
+        function()
+        mx.nd.waitall()
+        return [None] * len(devices)
+    # Operators are not recorded: a thread may still free an array on a device that MXNet does not count, which is an
+    # error then, and would end the process otherwise.
+    with profiler.configured(profile_memory=True, profile_symbolic=False, profile_imperative=False):
+        time.sleep(_LATE)
+        found = [_start(device) for device in devices]
+        mx.profiler.set_state("run")
+        function()
+        mx.nd.waitall()
+        most = _read()
     return [one and max(0, round(most.get(one[0], one[1]) - one[1])) for one in found]
 
 
@@ -243,10 +239,7 @@ def _start(device: mx.Context) -> tuple[str, float, list[mx.nd.NDArray]] | None:
     ballast: list[mx.nd.NDArray] = []  # of all tries, so that none is freed while it counts
     for _ in range(_TRIES):  # until nothing else changes, such as an array of the caller's that is freed late
         mx.profiler.set_state("run")
-        try:
-            ballast.append(mx.nd.empty(_BALLAST // 4, ctx=device))
-        except mx.base.MXNetError:
-            return None
+        ballast.append(mx.nd.empty(_BALLAST // 4, ctx=device))
         counters = _read()
         if len(counters) == 1:
             [(name, value)] = counters.items()

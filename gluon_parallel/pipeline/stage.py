@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Callable
+from typing import Any, Callable
 
 import numpy as np
 
@@ -282,9 +282,13 @@ class StageDevices(list):
     A ``gluon.Trainer`` refuses parameters whose device lists differ, and uses only their length.
     """
 
-    def __init__(self, devices: Iterable[mx.Context], pipeline: object) -> None:
+    def __init__(self, devices: Iterable[mx.Context], pipeline: Any) -> None:
         super().__init__(devices)
         self.pipeline = pipeline
+
+    def place(self) -> None:
+        """Put parameters of the pipeline that have got their values elsewhere on the devices of their stages."""
+        self.pipeline._place()
 
     def __eq__(self, other: object) -> bool:
         is_ours = isinstance(other, StageDevices) and other.pipeline is self.pipeline
@@ -298,7 +302,7 @@ class StageDevices(list):
 
 
 def place(
-    parameters: Iterable[mx.gluon.Parameter], stage: int, replicas: Sequence[Sequence[mx.Context]], pipeline: object
+    parameters: Iterable[mx.gluon.Parameter], stage: int, replicas: Sequence[Sequence[mx.Context]], pipeline: Any
 ) -> None:
     """Put the parameters of a stage on its devices, one for each replica.
 

@@ -1,4 +1,4 @@
-"""Reducer of a trainer's gradients: its arrays, their marks, and what sums them, decided once.
+"""Reducer: sums a trainer's gradients over devices and processes, and updates all copies; prepared once.
 
 All that makes steps uses it: ``DataParallel``, pipelines, and loops that are written with ``gluon.Trainer``.
 """
@@ -109,7 +109,8 @@ class Reducer:
             gradients.forget(self.parameters)
             return
         self.mark(False)
-        gradients.summed.difference_update(self.parameters if gradients.summed else ())
+        if gradients.summed:
+            gradients.summed.difference_update(self.parameters)
 
     def zero_stale(self, places: Sequence[int]) -> None:
         """At these places, gradients that are not fresh become zero, unless they accumulate: no samples on a device."""
@@ -187,7 +188,7 @@ class Reducer:
             sums.push()
 
     def _chosen(self, trainer: mx.gluon.Trainer, places: Sequence[int]) -> Plan | CopySums | None:
-        """What sums the gradients at these places together, by the trainer's present store; None: that takes each."""
+        """Choose what sums the gradients at these places by one call; None where each parameter needs a call."""
         store = store_of(trainer)
         if updates_on_store(trainer):
             return None
@@ -199,7 +200,7 @@ class Reducer:
         return self._plan_for(store, places) if is_dense or offers(store, Rows) else None
 
     def _plan_for(self, store: Any, places: Sequence[int]) -> Plan:
-        """Dense gradients first, for row_sparse ones are waited for."""
+        """The store's plan of these sums; dense gradients first, for row_sparse ones are waited for."""
         is_dense = [self.gradients[place][0].stype == "default" for place in places]
         order = [place for place, dense in zip(places, is_dense) if dense]
         order += [place for place, dense in zip(places, is_dense) if not dense]
@@ -264,7 +265,10 @@ _num_changes = 0  # of gradients, for which reducers and marks are made
 
 
 def _plan_steps() -> int:
-    """Called by the C library before a backward pass: marks are known from the first pass on of new gradients."""
+    """Make the reducers of new gradients, so that their marks count from the first pass on.
+
+    Called by the C library before a backward pass.
+    """
     global _num_changes
     made = [parameter for parameter, number in gradients.numbers.items() if number > _num_changes]
     _num_changes = gradients.num_changes
@@ -288,7 +292,7 @@ provide("plan_steps", _plan_steps)
 
 
 def count_once(optimizer: mx.optimizer.Optimizer, devices: Sequence[mx.Context]) -> None:
-    """Give all devices one table of counts, which a file of states may have for other devices alone."""
+    """Have all devices share one table of counts of updates; a loaded file of states may lack those of some devices."""
     tables = counts_by_device(optimizer)
     if len(tables) == 1 and all(device.device_id in tables for device in devices):
         return

@@ -27,7 +27,7 @@ class StepHeader:
     - ``divisors``, ``rates``, ``passes``, (processes,) each: what each process divides by, its learning rate, and its
       number of backward passes, below 0 if it is smaller than before; each in its own place, 0 if it says nothing.
     - ``stop`` (NUM_SIGNALS,): how many processes have had each signal.
-    - ``join`` (1,): how many processes have heard of the process that joins next.
+    - ``join`` (1,): how many processes have heard of the process that joins the training next.
     - ``digest`` (2 * DIGEST_BITS,): how many have each bit of a digest of the weights, and of the first inputs.
     - ``samples`` and ``idle``: how many samples there are, and how many processes without any.
 
@@ -47,7 +47,8 @@ class StepHeader:
         sizes = {"reached": num_parameters, **dict.fromkeys(("divisors", "rates", "passes"), ours.num_workers)}
         sizes.update({"stop": NUM_SIGNALS, "join": 1, "digest": 2 * DIGEST_BITS})
         fields: list[Any] = [(name, "f8", (size,)) for name, size in sizes.items()]
-        self._fields = np.dtype([*fields, ("samples", "f8"), ("idle", "f8")])  # the last one is what `then` follows
+        # `idle` is last: `then` is called if the last value of the sum is above 0.
+        self._fields = np.dtype([*fields, ("samples", "f8"), ("idle", "f8")])
         self._flat = np.zeros(self._fields.itemsize // 8)
         self.own: Any = self._flat.view(self._fields)[0]
         self._sum = NumberSum(ours, key, self._flat.size)

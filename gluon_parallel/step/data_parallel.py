@@ -1,4 +1,4 @@
-"""One step of data-parallel training: split, forward and backward on all devices, sum, update."""
+"""``DataParallel``: cuts a batch over the devices, and runs net and loss on each; `training_step` makes the step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..mxnet.parameters import gradient_storage, waits_for_shape
 from ..mxnet.trainers import LOSS_SCALER, check_devices, store_of
 from ..nn import convert_by_default, participants, say_what_was_converted
 from ..nn.blocks import net_and_loss
-from ..nn.sync_batch_norm.participants import groups_of, start_anew
+from ..nn.sync_batch_norm.participants import groups_of, restart_if_needed
 from ..nn.sync_batch_norm.sync_group import SyncGroup
 from ..reduce.shards import shard
 from ..sample_loss import backward_per_sample, check_reduction
@@ -33,7 +33,7 @@ from .training import Training
 from .training_step import NAMES, Options, TrainingStep
 
 _DETACHED = operator.methodcaller("detach")  # an array without its graph
-_STEP = "a step"  # in the place of the device that a thread launches for
+_STEP = "a step"  # in the place of a device: calls within a step are in the right thread, none is handed over
 
 
 class DataParallel(Training):
@@ -164,7 +164,7 @@ class DataParallel(Training):
             Options(self.accumulate, clip_global_norm, ignore_stale_grad),
         )  # fmt: skip
         self._label_check = None if self._is_over_batch else label_check_of(loss, batch_axis)
-        self._converts, self._is_converted, self._has_checked_labels = convert_for_cpu, False, False
+        self._converts, self._is_converted, self._has_run = convert_for_cpu, False, False
         if shard_optimizer and checks.can_shard(trainer, store):
             shard(trainer)
 
@@ -201,7 +201,7 @@ class DataParallel(Training):
             NotFinite: a weight is NaN or infinite since one of the 17 updates before; names the parameter and the
                 steps. The weights are read in the background, after updates 1, 2, 4, 8 and every 8th.
         """
-        with acting_as(_STEP):  # which launches the devices' operators from their threads by itself
+        with acting_as(_STEP):
             self.outputs = []
             if self._labels:
                 self._labels = []
@@ -258,11 +258,11 @@ class DataParallel(Training):
                 mean = self._go_backward(run, shards, sizes, devices, scale)
         else:
             if self._groups:
-                start_anew(self._groups)
+                restart_if_needed(self._groups)
             mean = self._go_backward(run, shards, sizes, devices, scale)
         if self._is_converted and contract(store_of(self.trainer)).rank == 0:  # once, not once per process
             say_what_was_converted(self.net)
-        if not self._has_checked_labels:  # the first step
+        if not self._has_run:  # the first step with samples
             groups = groups_of(self._blocks)  # those of a graph are known once it has run
             names = frozenset(map(str, self.devices))
             self._groups = groups if all(group.devices() == names for group in groups) else None
@@ -270,7 +270,7 @@ class DataParallel(Training):
                 inputs, labels = shards[0]
                 checked = self.loss, as_tuple(returned[id(inputs)]), labels, sizes[0], self._reduction
                 call_from(devices[0], check_loss, *checked, len(self._parts), scaler is not None, self.batch_axis)
-        self._is_converted, self._has_checked_labels = False, True
+        self._is_converted, self._has_run = False, True
         self.outputs = [returned[id(inputs)] for inputs, _ in shards]
         if self._labels is not None:
             self._labels = [(labels, size) for (_, labels), size in zip(shards, sizes)]
@@ -291,7 +291,7 @@ class DataParallel(Training):
             check = self._label_check
             if check is not None and len(labels) == 1:  # a weight for each sample may leave labels out
                 looked = outputs[0], labels[0], self._step.number, begin
-                if not self._has_checked_labels:
+                if not self._has_run:
                     check.look(*looked, waits=True)
                 elif found := check.find(outputs[0].handle.value, labels[0].handle.value, self._step.number, begin):
                     check.act(found, *looked)

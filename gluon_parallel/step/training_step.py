@@ -1,4 +1,8 @@
-"""One synchronous step: split, run, header, reduce, update; ``DataParallel`` and ``Pipeline`` run a batch."""
+"""One synchronous step: split, run, header, reduce, update.
+
+``DataParallel`` and ``Pipeline`` call it, and hand it functions that cut and run a batch. The header is sent before the
+run where a SyncBatchNorm layer and several processes take part, see :class:`.Join`.
+"""
 
 from __future__ import annotations
 
@@ -136,9 +140,9 @@ class TrainingStep:
             num = num_samples(batch, self._batch_axis, self._is_distributed, names=NAMES)
             shards = cut(batch, num) if num else None
         self.number += 1
-        has_others = getattr(store_of(self._trainer), "ranks", None) is not self._ranks
-        prepare(shards, has_others or not self._has_started)
-        if self._num_steps == 0:
+        ranks_changed = getattr(store_of(self._trainer), "ranks", None) is not self._ranks  # after a loss, or a join
+        prepare(shards, ranks_changed or not self._has_started)
+        if self._num_steps == 0:  # gradients of passes outside of steps do not count
             reducer_of(self._trainer).forget()
 
         # Run; layers that exchange with other processes are told before who has samples.
@@ -193,7 +197,7 @@ class TrainingStep:
             divisor = self._divisor()
             scaled = None if getattr(trainer, LOSS_SCALER, None) is None else self.loss_scaling
             overflow = scaled is not None and scaled.overflowed([reducer.gradients[place][0] for place in places])
-            if self._repetition is not None:
+            if self._repetition is not None:  # it waits for all sums: a step that breaks off is repeated
                 self._repetition.commit([reducer.parameters[place] for place in places])
             if overflow:
                 reducer.discard()
@@ -286,7 +290,7 @@ class TrainingStep:
         return as_current(sum(values.values(), mx.nd.zeros(1, ctx=device)))
 
     def _end_join(self) -> None:
-        """A step with samples is launched: wait for processes without any, if its header tells of some."""
+        """After the launch of a step with samples: read its header; if processes have none, wait for them."""
         try:
             self._receive()
             if self._join.step is not None:
@@ -308,7 +312,7 @@ class TrainingStep:
                     set_zero(gradient)  # for a device that has no samples in the next step
 
     def _abandon(self) -> None:
-        """Forget what was accumulated: half a batch must not leak into the next update."""
+        """Reset what belongs to one update: after each, and after a failure, so that no part of a batch is left."""
         self._num_samples = self._num_steps = self._num_of_all = 0
         if self._is_under_way and self._header is not None:
             self._is_under_way = False

@@ -19,13 +19,14 @@ from ..mxnet.arrays import addresses_of
 from ..mxnet.blocks import options_of, own_parameters, parameters_by_structure
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import Nested, as_legacy, leaves, to_device
-from ..mxnet.engine import Call, check, make_plain, push, view
+from ..mxnet.engine import Call, check, make_plain, may_be_blocked, push, reorder, view
 from ..mxnet.parameters import has_values, values_of
 from ..mxnet.trainers import store_of
 from ..native import address
 from ..native.records import C, address_of
 from ..nn.blocks import blocks_of
 from ..nn.sync_batch_norm.participants import STATISTICS
+from ..reduce.reducer import reducer_of
 from ..reduce.step_header import DIGEST_BITS, StepHeader
 from .first_step import outside
 from .precision import all_finite
@@ -54,17 +55,19 @@ class _Look:
     """A look for NaN and infinity in some arrays, which can be started again when its result has been read."""
 
     def __init__(self, arrays: Sequence[mx.nd.NDArray]) -> None:
-        self._arrays, self._flags = list(arrays), [nd.empty(1, ctx=mx.cpu(), dtype="float64")]
+        self._arrays, self._end = list(arrays), nd.empty(1, ctx=mx.cpu())  # which is there when the look has ended
         is_in_c = [array.ctx.device_type != "gpu" and np.dtype(array.dtype) in _DTYPES for array in arrays]
         self._on_host = [array for array, here in zip(arrays, is_in_c) if here and array.size]
         self._others = [array for array, here in zip(arrays, is_in_c) if not here]
-        handles = addresses_of((*self._on_host, self._flags[0]))
+        self._blocked = list(filter(may_be_blocked, self._on_host))
+        self._others_are_finite: mx.nd.NDArray | None = None
+        handles = addresses_of(self._on_host)
         sizes = [array.size for array in self._on_host]
         dtypes = [_DTYPES[np.dtype(array.dtype)] for array in self._on_host]
         self._memory = [np.array(one, np.int64) for one in (handles, sizes, dtypes)]
         self._record = C.FiniteLook(len(sizes), *map(address_of, self._memory))
         function, record = address("gp_find_finite"), address_of(self._record)
-        self._call = Call(function, record, self._on_host, self._flags[:1], "finite weights", at_once=False)
+        self._call = Call(function, record, self._on_host, [self._end], "finite weights", at_once=False)
 
     def is_of(self, arrays: Sequence[mx.nd.NDArray]) -> bool:
         """Whether it looks at these arrays."""
@@ -73,15 +76,18 @@ class _Look:
     def start(self) -> None:
         """Look when the arrays are ready; does not wait."""
         _under_way.difference_update([look for look in _under_way if look._record.has_ended])
-        make_plain(*self._on_host)
+        reorder(self._blocked)
         self._record.has_ended = 0
         _under_way.add(self)
         self._call.push()
-        self._flags[1:] = [all_finite(self._others)] if self._others else []
+        self._others_are_finite = all_finite(self._others) if self._others else None
 
     def result(self) -> bool:
         """Whether no value is NaN or infinite; waits."""
-        return all(flag.asnumpy().all() for flag in self._flags)
+        if not self._record.has_ended:
+            self._end.wait_to_read()
+        others = self._others_are_finite
+        return bool(self._record.is_finite) and (others is None or bool(others.asscalar()))
 
 
 class FiniteWeights:
@@ -124,7 +130,7 @@ class FiniteWeights:
             self._before = looked
 
     def _start(self, num_updates: int) -> None:
-        weights = [parameter.list_data()[0] for parameter in trainable(self._trainer)]
+        weights = [copies[0] for copies in reducer_of(self._trainer).weights]
         look = self._done.pop() if self._done else _Look(weights)
         if not look.is_of(weights):
             look = _Look(weights)

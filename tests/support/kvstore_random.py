@@ -9,11 +9,12 @@ import hashlib
 import os
 import queue
 import threading
-import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
-import random_loops
+import trainings_compare
+import trainings_draw
 from random_programs import EPSILON, Program, wanted
 
 import gluon_parallel as gp
@@ -186,23 +187,15 @@ def check_random_programs_train_as_one_device_does(store):
     assert not wrong, wrong
 
 
-def check_random_loops_of_the_trainer_train_as_one_device_does(store):
-    """gluon.Trainer alone, on one or two devices."""
-    warnings.filterwarnings("ignore", category=gp.errors.SeparateTraining)  # of the reference
-    wrong = {}
-    for seed in seeds():
-        # A process without samples that has made an earlier pass is refused, and passes that add are of all processes.
-        rng = np.random.default_rng(seed)
-        loop = random_loops.Loop.draw(rng, ("step", "allreduce_grads"), num=4, with_unused=False)
-        devices, mine = [mx.cpu(0), mx.cpu(1)], gp.kvstore.create(store.type)
-        one = random_loops.train(loop, seed, devices[:1])
-        with ready_in_any_order(np.random.default_rng([seed, store.rank])):
-            many = random_loops.train(
-                loop, seed, devices[: 1 + seed % 2], mine, rank=store.rank, num_workers=store.num_workers
-            )
-        # Adam divides by the size of small gradients, in which rounding errors are large.
-        found = random_loops.differences(many, one, 1e-9 if loop.optimizer == "adam" else TOLERANCE["float64"])
-        if found:
-            wrong[seed] = found, loop
-    print(f"process {store.rank}: {len(seeds()) - len(wrong)} of {len(seeds())} loops agree", flush=True)
+def check_random_trainings_have_the_weights_of_one_device(store, tmp_path):
+    """Those of rows, shards, hooks, pipelines and loops of one's own, too; all are run, also after one that differs."""
+    wrong, cases = {}, []
+    for seed in (seed + 2 for seed in seeds(2)):  # by default a pipeline, and a loop with rows
+        trainings_draw.examine(seed, cases.append, shrink=False, processes=(store.num_workers,))
+        folder = Path(gp.broadcast_object(str(tmp_path), store), str(seed))
+        folder.mkdir(exist_ok=True)
+        with ready_in_any_order(np.random.default_rng([seed, store.rank])), small_buckets():
+            outcome = trainings_compare.run(cases[-1], store.rank, folder)
+        if outcome.kind not in ("equal", "refused"):
+            wrong[seed] = outcome, str(cases[-1])
     assert not wrong, wrong

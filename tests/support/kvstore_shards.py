@@ -85,18 +85,6 @@ def train_by_hand(net, trainer, store, devices, num=2):
         trainer.step(num_workers * len(devices))
 
 
-def check_a_hand_written_loop_updates_a_sharded_state(store):
-    """With the bits of a whole state."""
-    devices, trained = [mx.cpu(0), mx.cpu(1)], []
-    for shard in (False, True):
-        net, trainer, parallel = make(store, devices, "adam", {"wd": 0.01}, shard)
-        train(parallel, store, 0, 2)
-        train_by_hand(net, trainer, store, devices)
-        trained.append(bits(net))
-    assert trained[0] == trained[1]
-    gp.check_replicas(net, store)
-
-
 def held(trainer):
     """How many values this process keeps as the optimizer's state."""
     states = [state for updater in trainer._updaters for state in updater.states.values()]

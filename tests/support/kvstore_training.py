@@ -1,11 +1,7 @@
 """Checks of training with a store: trainers, accumulated and compressed gradients, shapes that are known late."""
 
-import itertools
-import tempfile
-
 import numpy as np
 import pytest
-from update_loops import STEPS, Loop, OneDevice, assert_same_bits
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -29,34 +25,6 @@ def check_gluons_trainer_takes_the_store_by_name(store):
     assert by_name._kvstore.num_workers == store.num_workers
     weights = gp.metrics.gather_rows(net.weight.data().asnumpy().reshape(1, -1), store)
     assert (weights == weights[0]).all()
-
-
-def check_layers_that_are_frozen_or_slower_between_epochs_train_as_on_one_device(store):
-    """A backbone that is frozen for an epoch, by its grad_req or its lr_mult, and then has a tenth of the rate."""
-    num = 3 * store.num_workers + 1  # samples: some process has one more
-    samples = np.random.RandomState(5).normal(size=(num, 4)).astype("float32")
-    targets = samples.sum(axis=1, keepdims=True)
-    for by in ("grad_req", "lr_mult"):
-        trained = []
-        for devices, kvstore in ((DEVICES, store), (DEVICES[:1], None)):
-            net = gluon.nn.HybridSequential(prefix=f"{by}_")
-            backbone, head = gluon.nn.Dense(3, in_units=4), gluon.nn.Dense(1, in_units=3)
-            net.add(backbone, head)
-            mx.random.seed(7)
-            net.initialize(mx.init.Xavier(), ctx=devices)
-            trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.1}, kvstore=kvstore)
-            parallel = gp.DataParallel(net, gluon.loss.L2Loss(), trainer)
-            mine = slice(store.rank, None, store.num_workers) if kvstore is store else slice(None)
-            for epoch in range(4):
-                frozen = epoch in (0, 3)
-                if by == "grad_req":
-                    backbone.collect_params().setattr("grad_req", "null" if frozen else "write")
-                backbone.collect_params().setattr("lr_mult", 0.0 if frozen and by == "lr_mult" else 0.1)
-                for _ in range(2):
-                    parallel.step(nd.array(samples[mine]), nd.array(targets[mine]))
-            trained.append([one.data(devices[-1]).asnumpy() for one in net.collect_params().values()])
-        for ours, theirs in zip(*trained):
-            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 def check_processes_that_divide_by_different_numbers_are_refused(store):
@@ -222,21 +190,6 @@ def check_a_step_that_broke_off_leaves_nothing(store):
     assert np.allclose(got, wanted, rtol=1e-5, atol=1e-6), (got, wanted)
 
 
-def check_shapes_that_follow_from_the_first_input(store):
-    """A net whose shapes follow from its first input; oneDNN lays its weights out in its own way meanwhile."""
-    net = gluon.nn.HybridSequential()
-    net.add(gluon.nn.Conv2D(16, 3), gluon.nn.Conv2D(16, 3), gluon.nn.Dense(2))
-    net.initialize(mx.init.Xavier(), ctx=DEVICES)
-    net.hybridize(static_alloc=True)
-    made = gluon.Trainer(net.collect_params(), "sgd", kvstore=store, update_on_kvstore=False)
-    step = gp.DataParallel(net, gluon.loss.SoftmaxCrossEntropyLoss(), made, DEVICES)
-    for _ in range(2):
-        step(nd.ones((6, 8, 12, 12)) * (store.rank + 1), nd.zeros(6))
-    for parameter in net.collect_params().values():
-        rows = gp.metrics.gather_rows(parameter.data(DEVICES[1]).asnumpy().reshape(1, -1), store)
-        assert (rows == rows[0]).all(), parameter.name
-
-
 def check_a_step_without_samples_on_any_process_is_refused(store):
     """A step without samples on any process is refused on all of them, and updates nothing."""
     net = gluon.nn.Dense(1, in_units=2)
@@ -252,87 +205,3 @@ def check_a_step_without_samples_on_any_process_is_refused(store):
         assert (net.weight.data(DEVICES[1]).asnumpy() == before).all()
     step(*((nd.ones((4, 2)), nd.zeros(4)) if store.rank else (None,)))
     assert (net.weight.data(DEVICES[1]).asnumpy() != before).all()
-
-
-def check_parameters_that_samples_of_one_process_reach(store):
-    """With ignore_stale_grad, all processes update what the samples of any of them reach, and leave the rest alone."""
-
-    class Chosen(gluon.nn.Sequential):
-        """The sum over the layers that any sample chooses; `weights` are (samples, layers)."""
-
-        def forward(self, x, weights):
-            chosen = np.flatnonzero(weights.asnumpy().any(axis=0))
-            return sum(self[int(layer)](x)[:, 0] * weights[:, int(layer)] for layer in chosen)
-
-    def build(kvstore, devices):
-        net = Chosen()
-        net.add(*(gluon.nn.Dense(1, in_units=2) for _ in range(3)))
-        net.initialize(mx.init.Constant(0.5), ctx=devices)
-        made = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5, "wd": 0.1}, kvstore=kvstore)
-        options = {"clip_global_norm": 0.5, "ignore_stale_grad": True}
-        return net, gp.DataParallel(net, lambda output: output, made, devices, **options)
-
-    (net, step), (alone, reference) = build(store, DEVICES), build(None, DEVICES[:1])
-    x = np.random.RandomState(4).standard_normal((store.num_workers, 3, 2))
-    for process_of_layer in ([0], [1], [0, 1]):  # so all but one process have no samples in the first step
-        weights = np.zeros((store.num_workers, 3, 3))
-        for layer, process in enumerate(process_of_layer):
-            weights[process, :, layer] = 1
-        taking_part = sorted(set(process_of_layer))
-        reference([nd.array(np.concatenate(part[taking_part])) for part in (x, weights)])
-        mine = [nd.array(part[store.rank]) for part in (x, weights)]
-        step(mine if store.rank in taking_part else None)
-    for got, wanted in zip(net.collect_params().values(), alone.collect_params().values()):
-        for copy in got.list_data():
-            assert np.allclose(copy.asnumpy(), wanted.data().asnumpy(), rtol=1e-5, atol=1e-6), got.name
-
-
-def check_a_pipelines_replicas(store):
-    """Two replicas of two stages in each process train as one device with the whole batch; one runs out of batches."""
-
-    def build():
-        net, random = gluon.nn.HybridSequential(), np.random.RandomState(0)
-        for _ in range(4):
-            net.add(gluon.nn.Dense(6, in_units=6, activation="tanh"))
-        net.initialize()
-        for parameter in net.collect_params().values():
-            parameter.set_data(nd.array(random.standard_normal(parameter.shape) / 2))
-        return net
-
-    cpus = [mx.cpu(number) for number in range(4)]
-    loss, options = gluon.loss.L2Loss(), {"learning_rate": 0.5, "momentum": 0.9}
-    net, alone = build(), build()
-    pipe = gp.Pipeline(net, [cpus[:2], cpus[2:]], 2, accumulate=2, clip_global_norm=0.1)
-    trainer = gluon.Trainer(pipe.collect_params(), "sgd", options, kvstore=store)
-    reference = gluon.Trainer(alone.collect_params(), "sgd", options, kvstore=None)
-    whole = gp.DataParallel(alone, loss, reference, accumulate=2, clip_global_norm=0.1)
-    random = np.random.RandomState(1)
-    for step in range(4):
-        sizes = [5 + rank for rank in range(store.num_workers)]
-        if step == 2:
-            sizes[-1] = 0
-        ends = np.cumsum(sizes)
-        mine = slice(ends[store.rank] - sizes[store.rank], ends[store.rank])
-        x, y = (nd.array(random.standard_normal((ends[-1], 6))) for _ in range(2))
-        whole(x, y)
-        pipe.step(loss, trainer, *((x[mine], y[mine]) if sizes[store.rank] else (None,)))
-    for got, wanted in zip(net.collect_params().values(), alone.collect_params().values()):
-        for copy in got.list_data():  # float32 sums in another order
-            assert np.allclose(copy.asnumpy(), wanted.data().asnumpy(), rtol=1e-4, atol=1e-5), got.name
-
-
-def check_states_continue_on_other_devices(store):
-    """Optimizer states that were saved on other devices continue with the weights of one device."""
-    for case, way in (("adam", "update"), ("nadam", "step"), ("lars", "gp.DataParallel")):
-        one, weights, steps = OneDevice(case), None, enumerate(STEPS)
-        with tempfile.TemporaryDirectory() as folder:
-            for devices in ((0,), (1, 2), (0, 1)):
-                loop = Loop(case, way, devices, weights, store)
-                if weights is not None:
-                    loop.trainer.load_states(f"{folder}/states")
-                for number, step in itertools.islice(steps, 2):
-                    one.step(number, *step)
-                    loop.step(number, *step)
-                assert_same_bits(loop, one)
-                weights = [copies[0] for copies in loop.weights()]
-                loop.trainer.save_states(f"{folder}/states")

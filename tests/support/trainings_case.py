@@ -19,10 +19,11 @@ class Step(NamedTuple):
 class Case:
     """Everything that a training depends on. The defaults are the simplest training."""
 
-    # The way that it is written: "DataParallel", "prepare" (with loaders), "loop" (gluon.Trainer) or "Module".
+    # The way it is written: "DataParallel", "Pipeline", "prepare" (with loaders), "loop" (gluon.Trainer) or "Module".
     way: str = "DataParallel"
-    devices: int = 2  # of each process
+    devices: int = 2  # of each process; replicas of a pipeline
     processes: int = 1
+    numpy_mode: bool = False  # after mx.npx.set_np()
     # The net.
     net: str = "dense"  # or "conv", "embedding", "lstm"
     width: int = 5  # of the layers between the first one and the last one
@@ -53,7 +54,8 @@ class Case:
     shard_optimizer: bool = False
     hook: str = ""  # or "exact", "float16"
     average: bool = False  # a moving average of the weights
-    store: str = "device"  # or "local", "mpi", "none"
+    scaled: bool = False  # the loss, as in mixed precision
+    store: str = "device"  # or "local", "mpi", "none"; "dist_sync" in no random one
     update_on_kvstore: Optional[bool] = None
     # A loop of gluon.Trainer.
     sums: str = "step"  # or "allreduce_grads", "gp.allreduce", and then trainer.update
@@ -61,6 +63,10 @@ class Case:
     # backward pass on the same device that no step uses
     add: bool = False  # grad_req="add", with zero_grad after each update
     two_trainers: bool = False  # which make the updates in turns
+    # A pipeline, whose stages `recompute` may be for.
+    stages: int = 2
+    micro_batches: int = 2
+    order: str = "1f1b"  # or "gpipe"
     # Loaders.
     samples: int = 0
     batch_size: int = 0

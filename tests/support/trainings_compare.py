@@ -81,11 +81,14 @@ def run(case, rank=0, folder=None):
     with warnings.catch_warnings(record=True) as caught, tempfile.TemporaryDirectory() as own:
         warnings.simplefilter("always")
         try:
+            mx.npx.set_np(case.numpy_mode, case.numpy_mode)
             found = differences(case, ways.train(case, folder or own, rank), wanted)
         except gp.errors.GluonParallelError as error:
             return Outcome("waited" if isinstance(error, WAITED) else "refused", _words(error))
         except Exception:
             return Outcome("failed", traceback.format_exc(limit=-4))
+        finally:
+            mx.npx.reset_np()
     if not found:
         return Outcome("equal")
     said = [one for one in caught if one.category.__module__.startswith("gluon_parallel")]

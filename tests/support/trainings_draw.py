@@ -38,7 +38,7 @@ def examine(seed, check, shrink=True, **which):
 
 
 @st.composite
-def cases(draw, ways=("DataParallel", "loop", "prepare", "Module"), processes=(1, 1, 1, 2)):
+def cases(draw, ways=("DataParallel", "loop", "prepare", "Module", "Pipeline"), processes=(1, 1, 1, 2)):
     """A training in one of these ways over one of these numbers of processes."""
     draw(st.booleans())  # Hypothesis draws the first value of the second example unlike that of the first one
     way, num_processes = _choose(draw, *ways), _choose(draw, *processes)
@@ -51,10 +51,19 @@ def cases(draw, ways=("DataParallel", "loop", "prepare", "Module"), processes=(1
         case["batch_norm"] = case["batch_norm"] and case["devices"] * num_processes == 1
     case.update(draw(_losses(way)))
     case.update(draw(_updates(way, case)))
+    case["numpy_mode"] = _knows_numpy(case) and _often(draw, 2)
     if way == "prepare":
         case.update(draw(_loaders(case)))
+    if way == "Pipeline":
+        case.update(draw(_stages(case)))
     case["steps"] = draw(_steps(case))
     return Case(**case)
+
+
+def _knows_numpy(case):
+    """Whether MXNet can do it in NumPy mode, and what is written here."""
+    is_old = case["way"] == "Module" or case["sparse"] or case["net"] == "lstm" or case["loss"] in ("parts", "pairs")
+    return not (is_old or case["time_major"] or case.get("add") or case.get("backward") == "autograd.grad")
 
 
 def _is_own(way):
@@ -81,13 +90,17 @@ def _nets(draw, way):
     if way == "Module":
         found.update(branches=False, sparse=False, deferred=False, hybridize="", recompute=False)
         return found
+    if way == "Pipeline":
+        found.update(branches=False, sparse=False, recompute=_often(draw, 2))
+        return found
     found["convert"] = not _is_own(way) and bool(found["hybridize"]) and _often(draw)
     return found
 
 
 @st.composite
 def _losses(draw, way):
-    loss = _choose(draw, "l2", "ce", "weighted", *(["parts", "pairs"] if not _is_own(way) else []))
+    of_batch = [] if _is_own(way) else ["parts"] if way == "Pipeline" else ["parts", "pairs"]
+    loss = _choose(draw, "l2", "ce", "weighted", *of_batch)
     has_one = not _is_own(way) and loss not in ("parts", "pairs")
     reduction = _choose(draw, "", "", "mean", "sum") if has_one else ""
     return {"loss": loss, "reduction": reduction}
@@ -136,11 +149,23 @@ def _updates(draw, way, case):
         found["two_trainers"] = not is_alone and not found["schedule"] and _often(draw)
         return found
     found["clip_global_norm"] = _choose(draw, None, None, 0.1)
+    found["scaled"] = _often(draw)
+    if way == "Pipeline":
+        return found
     found["shard_optimizer"] = not case["sparse"] and _often(draw)
     found["average"] = _often(draw)
     if processes > 1 and not case["sparse"] and not found["shard_optimizer"]:
         found["hook"] = _choose(draw, "", "", "exact", "float16")
     return found
+
+
+@st.composite
+def _stages(draw, case):
+    numbers = [2, 1] if case["tied"] or case["form"] == "list" else [2, 1, 3]
+    return {
+        "stages": _choose(draw, *numbers), "micro_batches": draw(st.integers(1, 4)),
+        "order": _choose(draw, "1f1b", "gpipe"), "devices": min(case["devices"], 2),
+    }  # fmt: skip
 
 
 @st.composite
@@ -182,8 +207,10 @@ def _step(draw, case, number):
         needs_all = (case["way"] == "loop" and case["batch_norm"]) or (case["deferred"] and not number)
         least = int(needs_all or case["processes"] == 1)
         sizes = tuple(draw(st.integers(least, 5)) for _ in sizes)
+        if case["way"] == "Pipeline":  # in which each micro-batch has a sample
+            sizes = tuple(size and size - 1 + case["devices"] * case["micro_batches"] for size in sizes)
         if not sum(sizes):
-            sizes = (1, *sizes[1:])
+            sizes = (case["devices"] * case.get("micro_batches", 1), *sizes[1:])
     # Of a layer that the first batch does not reach, MXNet does not know the shape.
     is_whole = not case["branches"] or (case["deferred"] and not number)
     used = (0, 1) if is_whole else _choose(draw, (0, 1), (0, 1), (0,), (1,))
@@ -205,11 +232,11 @@ def fits(event, case, sizes):
         # Whoever marks gradients by hand has to take the marks of other passes away. In a loop of one's own the step
         # uses a process's last backward pass, which without samples is this one.
         "unused": may_run
-        and way != "prepare"
+        and way not in ("prepare", "Pipeline")
         and case.get("backward") != "autograd.grad"
         and (way != "loop" or all(sizes)),
         "left_out": may_run and case.get("sums") == "allreduce_grads",
-        "checkpoint": way in ("DataParallel", "loop") and not case.get("two_trainers"),
+        "checkpoint": way in ("DataParallel", "loop", "Pipeline") and not case.get("two_trainers"),
         "states": way in ("DataParallel", "loop")
         and not any(map(case.get, ("two_trainers", "shard_optimizer", "average"))),
         "freeze": can_freeze,

@@ -29,12 +29,12 @@ class Body(gluon.HybridBlock):
 
     def __init__(self, layers, tied):
         super().__init__(prefix="body_")
-        self.layers, self.tied = layers, tied
+        self.layers, self.tied, self.tanh = layers, tied, gluon.nn.Activation("tanh")
 
     def hybrid_forward(self, F, x, *others):
         """(N, width), or with words (N, LENGTH, width) or (LENGTH, N, width)."""
-        x = self.layers(F.add_n(x, *others) if others else x)
-        return x if self.tied is None else F.tanh(self.tied(F.tanh(self.tied(x))))
+        x = self.layers(sum(others, x))
+        return x if self.tied is None else self.tanh(self.tied(self.tanh(self.tied(x))))
 
 
 class Single(gluon.HybridBlock):
@@ -74,7 +74,7 @@ def make(case, devices, batch_norm):
         chosen(case, net).grad_req = "null"
     elif case.fixed:
         setattr(chosen(case, net), case.fixed, 0.0)
-    if case.recompute:
+    if case.recompute and case.way != "Pipeline":
         gp.nn.recompute(body)
     if case.hybridize:
         is_static = case.hybridize.startswith("static")
@@ -160,7 +160,7 @@ def loss_of(case):
     if case.is_of_batch:
         return (Parts if case.loss == "parts" else Pairs)(case.batch_axis)
     loss = loss_per_sample(case)
-    return loss if not case.reduction else lambda *arguments: getattr(nd, case.reduction)(loss(*arguments))
+    return loss if not case.reduction else lambda *arguments: getattr(loss(*arguments), case.reduction)()
 
 
 class Largest(mx.metric.EvalMetric):

@@ -1,6 +1,8 @@
 """The ways in which a random training is written with this package, on any devices and processes."""
 
 import contextlib
+import functools
+import types
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ from trainings_one_device import DECAY, batches, change, optimizer_of
 import gluon_parallel as gp
 import mxnet as mx
 from mxnet import autograd, gluon, nd
+from mxnet.contrib.amp.loss_scaler import LossScaler
 
 
 def identity(bucket, store):
@@ -26,9 +29,9 @@ class Trained:
 
     def __init__(self, case, folder, rank):
         self.case, self.folder, self.rank = case, Path(folder), rank
-        self.devices = [mx.cpu(number) for number in range(case.devices)]
+        self.devices = [mx.cpu(number) for number in range(1 if case.way == "Pipeline" else case.devices)]
         store = {"none": None}.get(case.store, case.store)
-        self.store = gp.kvstore.create(store) if store == "mpi" else store
+        self.store = gp.kvstore.create(store) if case.processes > 1 else store
         self.num_updates = self.num_waiting = self.num_steps = 0
         self.losses, self.scores = [], []
         self.build()
@@ -47,6 +50,9 @@ class Trained:
             for _ in range(1 + case.two_trainers)
         ]  # fmt: skip
         self.trainer = self.trainers[0]
+        if case.scaled:
+            self.trainer._amp_loss_scaler = LossScaler()  # as amp.init_trainer does
+            self.trainer._amp_original_scale = self.trainer._scale
         self.average = gp.ExponentialMovingAverage(self.net, self.trainer, DECAY) if case.average else None
         if case.add:
             for parameter in nets.trained(self.net).values():
@@ -125,7 +131,8 @@ class Trained:
         parts = nets.batch(self.case, numbers)
         if self.case.form == "numpy" and self.case.dtype == "float32":
             return parts
-        return tuple([nd.array(array, dtype=self.case.dtype) for array in part] for part in parts)
+        make = mx.np.array if self.case.numpy_mode else nd.array
+        return tuple([make(array, dtype=self.case.dtype) for array in part] for part in parts)
 
     def own(self, numbers, sizes):
         """This process's samples."""
@@ -161,7 +168,7 @@ class Trained:
                     one.backward()
                 elif case.backward == "autograd.grad":
                     self.write_gradients(one, device)
-        return sum(one.sum().asscalar() for one in losses) / len(numbers)
+        return sum(one.asnumpy().sum() for one in losses) / len(numbers)
 
     def write_gradients(self, loss, device):
         """Those of the parameters that the step uses."""
@@ -207,7 +214,7 @@ class Trained:
         if len(numbers):
             inputs, labels = self.arrays(numbers)
             loss = self.parallel.step(inputs if len(inputs) > 1 else inputs[0], labels)
-            self.losses.append(loss.asscalar())
+            self.losses.append(loss.asnumpy().item())
         else:
             self.parallel.step(None)
             self.losses.append(None)
@@ -238,6 +245,24 @@ class Trained:
             return self.weights()
 
 
+class Piped(Trained):
+    """A training of a pipeline, which moves its stages to devices of their own."""
+
+    def connect(self):
+        """Make the stages and the pipeline."""
+        case, net, options = self.case, self.net, self.options
+        stages = [net] if case.stages == 1 else [net.body, net.head]
+        if case.stages == 3:  # then there is one input, and no layer is tied
+            stages = [net.body.layers[:1], net.body.layers[1:], net.head]
+        rows = [[mx.cpu(case.stages * row + place) for place in range(case.stages)] for row in range(case.devices)]
+        names = "reduction", "batch_axis", "accumulate", "clip_global_norm"
+        pipe = gp.Pipeline(
+            stages, rows, case.micro_batches, case.order, case.recompute, **{name: options[name] for name in names}
+        )
+        step = functools.partial(pipe.step, nets.loss_of(case), self.trainer)
+        self.parallel = types.SimpleNamespace(step=step, update=pipe.update)
+
+
 class Prepared(Trained):
     """A training of ``gp.prepare`` with a loader."""
 
@@ -245,7 +270,8 @@ class Prepared(Trained):
         """Make the training and its loader."""
         case = self.case
         data = gluon.data.SimpleDataset(range(case.samples))
-        kinds = {"": None, "stack": self.read, "extra": lambda numbers: [*self.read(numbers), nd.ones((9, 2))]}
+        ones = mx.np.ones if case.numpy_mode else nd.ones
+        kinds = {"": None, "stack": self.read, "extra": lambda numbers: [*self.read(numbers), ones((9, 2))]}
         if not case.batchify:
             data = gluon.data.SimpleDataset([tuple(_flat(nets.sample(case, number))) for number in range(case.samples)])
         loader = gluon.data.DataLoader(
@@ -272,7 +298,7 @@ class Prepared(Trained):
                 self.before(events[self.num_steps])
                 inputs, labels = batch[: case.num_inputs], batch[case.num_inputs :][: case.num_labels]
                 loss = self.training.step(tuple(inputs), tuple(labels))
-                self.losses.append(loss.asscalar() if case.processes == 1 else None)
+                self.losses.append(loss.asnumpy().item() if case.processes == 1 else None)
                 self.num_steps += 1
                 if self.average:
                     self.average.update()
@@ -302,4 +328,5 @@ def train(case, folder, rank):
     """What this process has after the training of `case`."""
     if case.way == "Module":
         return OfModule(case, rank).train()
-    return (Prepared if case.way == "prepare" else Trained)(case, folder, rank).train()
+    kinds = {"prepare": Prepared, "Pipeline": Piped}
+    return kinds.get(case.way, Trained)(case, folder, rank).train()

@@ -2,9 +2,7 @@
 
 import contextlib
 import json
-import os
 import re
-import tempfile
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,12 +13,12 @@ import numpy as np
 from ...errors import DeviceUnavailable
 from ...kvstore.collective import gather, gather_objects
 from ...kvstore.contract import is_distributed
+from ...mxnet import profiler
 from ...mxnet.compat import mx
 from ...nn.sync_batch_norm.measured import Pass
 
 STEP = "step"
 _TIMES = ("begin", "end", "began", "arrived", "complete", "reduced", "ended")  # of operators, spans and passes
-_NUM_CPUS = len(os.sched_getaffinity(0))  # CPU devices that MXNet's profiler counts; two kinds of memory follow them
 _ROUNDS = 20  # of exchanges that compare the clocks
 # Operators that exchange with other processes. Ours say the key; those of MXNet's servers and Horovod do not.
 OURS = re.compile(r"gluon_parallel\.mpi (?:key )?(.+)")
@@ -128,19 +126,14 @@ def recorded(devices):
     Yields a list, filled with :class:`Operator` in the order of their begins when the block ends. DeviceUnavailable:
     MXNet's profiler has no place for a CPU device.
     """
-    beyond = [device for device in devices if device.device_type == "cpu" and device.device_id >= _NUM_CPUS + 2]
+    beyond = [device for device in devices if not profiler.has_place_for(device)]
     if beyond:
         raise DeviceUnavailable(
-            f"MXNet's profiler records cpu(0) to cpu({_NUM_CPUS + 1}) on this machine and would end the process at "
-            f"an operator of {beyond[0]}; profile with fewer devices"
+            f"MXNet's profiler records cpu(0) to cpu({profiler.NUM_CPUS + 1}) on this machine and would end the "
+            f"process at an operator of {beyond[0]}; profile with fewer devices"
         )
     operators: list[Operator] = []
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "operators.json"
-        mx.profiler.set_config(
-            filename=str(path), continuous_dump=False, profile_memory=False, profile_api=False,
-            aggregate_stats=True,  # with it, the engine runs operators one by one, so that each has its name
-        )  # fmt: skip
+    with profiler.configured(profile_memory=False, profile_symbolic=True, profile_imperative=True) as path:
         before = _behind()
         mx.profiler.set_state("run")
         try:
@@ -150,7 +143,6 @@ def recorded(devices):
             behind = (before + _behind()) // 2  # the system's clock may be adjusted meanwhile
             mx.profiler.dump()
             operators += sorted(_read(path, devices, behind), key=lambda one: one.begin)
-            mx.profiler.set_config(filename=str(path), continuous_dump=False, aggregate_stats=False)
 
 
 def _behind():
@@ -166,7 +158,7 @@ def _read(path, devices, behind):
     rest = text.partition("[")[2] if text.startswith("{") else text
     events = json.loads(f'{{"traceEvents": [{rest.lstrip().lstrip(",")}')["traceEvents"]
     numbers = {
-        device.device_id + (_NUM_CPUS if device.device_type == "gpu" else 0): number
+        device.device_id + (profiler.NUM_CPUS if device.device_type == "gpu" else 0): number
         for number, device in enumerate(devices)
     }
     begins: dict = {}

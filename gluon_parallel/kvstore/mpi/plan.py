@@ -60,6 +60,7 @@ class SumPlan(Plan):
         return self._ids == list(map(id, itertools.chain(*values, *outs))) and self._priorities == priorities
 
     def push(self) -> None:
+        """Start all sums, as :meth:`.Plan.push`."""
         store = self.store
         if store._progress.failures:
             store._progress.check()
@@ -67,13 +68,13 @@ class SumPlan(Plan):
             failures.check()
         if self._settings is not store.settings:
             self._starts = []  # whose exchanges can be used anew
-            self._starts = self._made()
+            self._starts = self._make_starts()
             self._settings = store.settings
         for start in self._starts:
             start()
 
-    def _made(self) -> list[Callable[[], Any]]:
-        """What starts the sums: copies to the host, sums, copies from there; those that are waited for come last."""
+    def _make_starts(self) -> list[Callable[[], Any]]:
+        """The functions that start the sums, in order: copies to the host, sums, copies back, and row_sparse sums."""
         store: Any = self.store
         pushed: list[tuple[SharedSum, int]] = []
         to_host: list[Callable[[], Any]] = []
@@ -135,7 +136,7 @@ class SumPlan(Plan):
 
 
 class Pushes:
-    """Exchanges, each of another key, that one call of the C library hands to MXNet's engine, step after step.
+    """Exchanges of different keys that one call of the C library hands to MXNet's engine, step after step.
 
     Args:
         exchanges: they are released when this object is not used any more.

@@ -319,12 +319,13 @@ class ProgressEngine:
         if self.failure is not None:
             self.messages.test_sending(has_failed=True)
             return moved
+        is_testing = bool(self.started)
         moved |= self._test()
         if self.shared is not None:
             self.shared.tell_summed()
             self.shared.announce_ended()
         self._num_steps += 1
-        if not self.started or self._num_steps % _STEPS == 0 or any(group.pending() for group in self.groups.values()):
+        if not is_testing or self._num_steps % _STEPS == 0 or any(group.pending() for group in self.groups.values()):
             for source, message in self.messages.poll():
                 self._deliver(source, message)
                 moved = True

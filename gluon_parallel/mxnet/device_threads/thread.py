@@ -60,7 +60,10 @@ _Result = TypeVar("_Result")
 
 
 class State:
-    """The flags of MXNet's C library, the scopes of its Python code (names, default device, ...), context variables."""
+    """Copy of the state of the thread that makes it, for a call in another thread.
+
+    That is: flags of MXNet's C library, scopes of its Python code (names, default device, ...), context variables.
+    """
 
     def __init__(self) -> None:
         self._context = contextvars.copy_context()
@@ -82,7 +85,10 @@ class State:
 
 @contextlib.contextmanager
 def joint_pass() -> Iterator[None]:
-    """The backward passes within this block, on all devices, are one, for the marks that native/marks.c keeps."""
+    """Count the backward passes within this block, on all devices, as one, when gradients are marked as fresh.
+
+    See `native/marks.c`.
+    """
     before = _num_passes()
     try:  # before it begins: Ctrl-C may come when it has, and MXNet's marks would stay hidden
         _begin_pass()
@@ -195,7 +201,10 @@ def thread_of(device: mx.Context | str | tuple) -> DeviceThread:
 
 @contextlib.contextmanager
 def acting_as(device: mx.Context | str) -> Iterator[None]:
-    """Within this block, this thread launches for that device, and hands nothing over to the thread of the device."""
+    """Within this block, this thread launches for that device, or for what `device` names; it hands no call over.
+
+    :func:`.launch_by_device` otherwise hands calls of MXNet over to the threads of their devices.
+    """
     before = here.device
     here.device = device
     try:

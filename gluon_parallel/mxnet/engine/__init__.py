@@ -2,6 +2,8 @@
 
 from . import ending as ending
 from .array_memory import make_plain as make_plain
+from .array_memory import may_be_blocked as may_be_blocked
+from .array_memory import reorder as reorder
 from .array_memory import view as view
 from .failures import check as check
 from .functions import Call as Call

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +28,7 @@ def view(array: mx.nd.NDArray) -> np.ndarray:
 
 
 # NDArray::Reorder2DefaultAsync() const; a build without oneDNN has neither the function nor other layouts.
-_reorder = getattr(mx.base._LIB, "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv", None)
+_reorder: Any = getattr(mx.base._LIB, "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv", None)
 
 
 def make_plain(*arrays: mx.nd.NDArray) -> None:
@@ -35,6 +37,15 @@ def make_plain(*arrays: mx.nd.NDArray) -> None:
     What a convolution on a CPU returns lies in oneDNN's blocked layout; asking for its memory inside the engine would
     wait for ever. MXNet's operators reorder only some arrays in place, so this is a method of its C++ class.
     """
+    reorder(filter(may_be_blocked, arrays))
+
+
+def may_be_blocked(array: mx.nd.NDArray) -> bool:
+    """Whether a dense array may be in one of oneDNN's layouts, now or later."""
+    return _reorder is not None and array.ctx.device_type != "gpu" and array.ndim > 1 and array.size > 0
+
+
+def reorder(arrays: Iterable[mx.nd.NDArray]) -> None:
+    """:func:`make_plain` of arrays that :func:`may_be_blocked` has chosen."""
     for array in arrays:
-        if _reorder is not None and array.ctx.device_type != "gpu" and array.ndim > 1 and array.size:
-            _reorder(array.handle)
+        _reorder(array.handle)

@@ -80,11 +80,11 @@ class Join:
         return bool(self._layers)
 
     def begin_step(self) -> None:
-        """In the engine: a step has begun in which this process has samples, and others have none."""
+        """Called by the engine: a step has begun in which this process has samples, and others have none."""
         self.step = _Step(self._announce, self._abandoned)
 
     def end_step(self) -> None:
-        """When all of such a step is launched; waits for it."""
+        """End such a step: wait until its passes, in which processes without samples take part, have ended."""
         step = self.step
         assert step is not None
         mx.nd.waitall()

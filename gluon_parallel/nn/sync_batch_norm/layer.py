@@ -11,7 +11,7 @@ from ...mxnet.compat.array_types import BFLOAT16, as_class_of, as_legacy
 from ...mxnet.device_threads import launch_by_device
 from ...mxnet.engine import make_plain
 from . import graph, operator
-from .participants import enter
+from .participants import begin_call
 from .sync_group import GROUPS, SyncGroup
 
 
@@ -119,7 +119,7 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
                 f"{self.name}: axis={axis} must be the axis of the channels, but the input has shape {x.shape}"
             )
         if mx.autograd.is_training() and not self._kwargs["use_global_stats"]:
-            enter({self.sync_group: 1}, x.ctx)
+            begin_call({self.sync_group: 1}, x.ctx)
         if like.dtype == BFLOAT16:  # the operator's arithmetic is in float32
             x = F.amp_cast(x, dtype="float32")
         # Like `graph.synchronised`, but the forward pass copies nothing: squeeze writes to where it reads. Where only

@@ -127,7 +127,10 @@ class OperatorState:
         self.group.rendezvous.refuse(self.device, key)
 
     def allreduce_processes(self, key: int, where: int, has_begun: int) -> None:
-        """The values there become those of all processes; `has_begun`: this process's are in the shared memory."""
+        """The values at the address `where` become those of all processes.
+
+        `has_begun`: the C library has written this process's values to the shared memory, and waits no longer.
+        """
         size = 2 * self.record.channels + (key % 2 == C.FORWARD)
         values = np.ctypeslib.as_array((ctypes.c_double * size).from_address(where))
         values[:] = self.group.allreduce_processes(named(key), values.copy(), bool(has_begun))

@@ -1,4 +1,4 @@
-"""Start of a step of SyncBatchNorm layers: which devices take part, and the restart after a step that failed."""
+"""What SyncBatchNorm layers do in Python before a launch: checks, :func:`participants`, restart after a failure."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def participants(net: mx.gluon.Block, devices: Iterable[mx.Context]) -> Iterator
     """
     groups, devices, fewer = groups_of(net), as_devices(devices), False
     names = frozenset(map(str, devices))
-    start_anew(groups)
+    restart_if_needed(groups)
     try:
         fewer = any(group.devices() != names for group in groups)
         if fewer:
@@ -75,7 +75,7 @@ def participants(net: mx.gluon.Block, devices: Iterable[mx.Context]) -> Iterator
         yield
         if fewer:
             mx.nd.waitall()
-            _follow(net, devices)
+            _copy_statistics(net, devices)
     except BaseException as error:
         for group in groups:
             group.abandon(error)
@@ -86,7 +86,7 @@ def participants(net: mx.gluon.Block, devices: Iterable[mx.Context]) -> Iterator
                 group.limit_to(None)
 
 
-def _follow(net: mx.gluon.Block, devices: list[mx.Context]) -> None:
+def _copy_statistics(net: mx.gluon.Block, devices: list[mx.Context]) -> None:
     """Give the devices that were left out the running statistics of those that took part."""
     for parameter in net.collect_params().values():
         if parameter.grad_req == "null" and parameter.name.endswith(STATISTICS):
@@ -99,8 +99,7 @@ def _follow(net: mx.gluon.Block, devices: list[mx.Context]) -> None:
 class SynchronisedExecutor(Executor):
     """MXNet's executor of a graph with SyncBatchNorm.
 
-    It enters the groups of the graph before every call, for it is the last Python code that runs before the call is in
-    the engine's hands.
+    It calls :func:`begin_call` before every call: after it, no Python code runs until the passes are in the engine.
     """
 
     def __init__(
@@ -113,18 +112,18 @@ class SynchronisedExecutor(Executor):
         if here.device is None:  # else this thread launches for one device anyway
             launch_by_device()
         if mx.autograd.is_training():
-            enter(self.groups, args[0].ctx)
+            begin_call(self.groups, args[0].ctx)
         return super().__call__(*args, **kwargs)
 
 
-def enter(groups: Mapping[SyncGroup, int], device: mx.Context) -> None:
+def begin_call(groups: Mapping[SyncGroup, int], device: mx.Context) -> None:
     """Check and prepare `groups` for a training call on `device`; ``groups[group]`` is how often it passes a layer."""
     for group in groups:
         if not group.is_prepared():
             _check(group)
     if not functions.has_room:
         engine.make_room()
-    start_anew(groups)
+    restart_if_needed(groups)
     for group, times in groups.items():
         group.prepare()
         group.note_launch(str(device), times)
@@ -153,10 +152,11 @@ def _check(group: SyncGroup) -> None:
         )
 
 
-def start_anew(groups: Collection[SyncGroup]) -> None:
-    """Restart all groups if an earlier step has failed or a net has moved to other devices; called before each launch.
+def restart_if_needed(groups: Collection[SyncGroup]) -> None:
+    """Restart all groups if an earlier step has failed or a net has moved to other devices; otherwise do nothing.
 
-    It waits for what is in flight first. Groups of other nets keep their failures until they are launched again.
+    Called before each launch. A restart waits for what is in flight. Groups of other nets keep their failures until
+    they are launched again.
 
     Raises:
         BarrierTimeout, BarrierBroken: the failure of an earlier step of theirs that was not reported yet.

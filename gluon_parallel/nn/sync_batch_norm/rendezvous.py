@@ -1,6 +1,6 @@
-"""Rendezvous of one layer's devices: who takes part, how long a device waits, and errors that name the missing.
+"""Rendezvous of one layer's devices: time limits, and errors that name the missing devices.
 
-The devices meet in the C library (`native/rendezvous.c`), which asks this file about all that is late or wrong.
+The devices exchange in the C library (`native/rendezvous.c`), which asks this file about all that is late or wrong.
 """
 
 from __future__ import annotations

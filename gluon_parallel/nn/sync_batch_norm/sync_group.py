@@ -1,4 +1,7 @@
-"""Sync group: which devices and processes take part in a layer's exchanges (`rendezvous` raises their timeouts)."""
+"""Sync group: a layer's devices, its exchanges with other processes, and how often each device was launched.
+
+The devices exchange in a :class:`.Rendezvous`, of which each group has one.
+"""
 
 from __future__ import annotations
 
@@ -171,7 +174,10 @@ class SyncGroup:
             self._are_open = True
 
     def allreduce_processes(self, key: tuple[str, int], value: np.ndarray, has_begun: bool = False) -> np.ndarray:
-        """The packed values of all processes, from those of this one; `has_begun`: the C library has sent them."""
+        """The packed values of all processes, from those of this one; `has_begun`: the C library has sent them.
+
+        After the first exchange, the C library makes the next ones without Python where all processes are on one host.
+        """
         direction, call = key
         exchange, number = self._exchanges[direction], DIRECTIONS.index(direction)
         combined = exchange.combine(self.rendezvous.record.earlier_calls + call, value, number, has_begun)
@@ -191,6 +197,7 @@ class SyncGroup:
         self.reopen()
 
     def reopen(self) -> None:
+        """Start anew after a failure; no thread of the failed step may still be in an exchange."""
         self._launched.clear()
         self.rendezvous.open()
 

@@ -14,12 +14,13 @@ from ... import archive
 from ...archive import Archive
 from ...errors import CheckpointError, NotFinite
 from ...kvstore import collective, together
+from ...kvstore.clients import opened_store
 from ...kvstore.contract import contract, is_distributed
 from ...metrics import gather_rows
 from ...mxnet.compat import mx
 from ...mxnet.trainers import store_of
 from . import forms
-from .state import checked, opened_store, state
+from .state import checked, state
 
 _OWN, _OBJECTS = "own/", "objects/"
 

@@ -22,7 +22,7 @@ from ...mxnet.parameters import waits_for_shape
 from ...mxnet.trainers import has_made_store
 from ...step.first_step import broadcast_others
 from .. import stopping
-from ..checkpoint.state import is_divided
+from ..checkpoint.optimizer import is_divided
 from ..run import BEST, Run
 from ..seeding import reseed
 from . import progress

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any, Callable
 
 from ... import kvstore
+from ...kvstore.clients import opened_store
 from ...kvstore.contract import contract
 from ...mxnet.compat import mx
 from ...mxnet.trainers import has_made_store, want_store
 from ...step.first_step import broadcast_others
 from ...survive.survival import Survival
 from ..checkpoint import restore, state
-from ..checkpoint.state import opened_store
 from .loaders import shard_loader
 from .unpacked import UnpackedStep
 

@@ -3,7 +3,7 @@
 import contextlib
 import difflib
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable, Optional
 
 from ... import kvstore
@@ -20,6 +20,7 @@ from ...step import DataParallel
 from ...step.data_parallel import expect_equal_batches
 from ...survive.survival import Survival
 from ..checkpoint import restore, state
+from ..run import Run
 from .loop import Loop
 from .prediction import predict
 from .train_metrics import TrainMetrics
@@ -98,12 +99,7 @@ def prepare(
     known = [*inspect.signature(prepare).parameters, *inspect.signature(DataParallel).parameters]
     for option in options:
         if option not in known:
-            if option == "batch_size":
-                hint = "; the loader has it: gluon.data.DataLoader(data, batch_size=...)"
-            else:
-                close = difflib.get_close_matches(option, known, n=1)
-                hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise TypeError(f"prepare has no argument {option!r}{hint}")
+            raise TypeError(f"prepare has no argument {option!r}{_hint(option, known)}")
     store = _connected(trainer, store)
     blocks = net_and_loss(net, loss)
     if sync_batch_norm:
@@ -123,6 +119,19 @@ def prepare(
     if not isinstance(train_metrics, (list, tuple)) or train_metrics:
         training.train_metric(train_metrics)
     return Unpacked((training, *training.loaders)) if loaders else training
+
+
+def _hint(option: str, known: Sequence[str]) -> str:
+    """Where an argument belongs that ``prepare`` does not take, "" if that is not known."""
+    if option == "batch_size":
+        return "; the loader has it: gluon.data.DataLoader(data, batch_size=...)"
+    places: dict[str, Callable[..., Any]] = {"gp.Run": Run}
+    places.update((f"training.{name}", method) for name, method in inspect.getmembers(Training, inspect.isfunction))
+    for place, function in places.items():
+        if option in inspect.signature(function).parameters:
+            return f"; {place}(..., {option}=...) has it"
+    close = difflib.get_close_matches(option, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _connected(trainer: mx.gluon.Trainer, store: Optional[Any]) -> Any:

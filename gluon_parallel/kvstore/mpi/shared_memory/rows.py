@@ -24,7 +24,10 @@ TWICE = 64 * 1024  # bytes up to which a key has two rows per process, so that n
 
 
 class Rows:
-    """Rows of one key; they get their memory when all processes have agreed on the key, see :meth:`agreed`."""
+    """Rows of one key, `HostKey` of `native/host.h`; they get memory when all processes have agreed on the key.
+
+    See :meth:`agreed`.
+    """
 
     kind: str  # in the flight recorder
     twice = TWICE  # bytes up to which there are two rows per process

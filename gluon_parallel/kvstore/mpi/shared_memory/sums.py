@@ -37,6 +37,8 @@ MANY = 6  # processes of which each sums a part of a long row; fewer sum it whol
 class KeySums(Rows):
     """Sums at one key, of one array per device or of several that travel together, one behind the other in a row.
 
+    :meth:`exchange` makes the exchanges of certain arrays. They sum over the devices of this process, too.
+
     Rows of halves are float32. With a `codec` of :mod:`..python_sums` the hosts exchange their sums in fewer bits.
     """
 
@@ -151,7 +153,7 @@ def _start_between_hosts(number: int, call: int) -> int:
 
 
 class SharedSum:
-    """One exchange at a time of one key, over so many arrays."""
+    """One exchange at a time of one key, over so many arrays: `HostExchange` of `native/host.h`."""
 
     keeps: Any = None  # what must live as long as it
 
