@@ -337,7 +337,7 @@ def hand_over(monkeypatch, old, new):
     new.share(is_step=False)
 
 
-def test_a_new_process_gets_the_loss_scale_and_what_saved_has(monkeypatch):
+def test_a_new_process_gets_the_loss_scale_and_what_saved_has_and_begins_after_all_losses_are_read(monkeypatch):
     data = gluon.data.ArrayDataset(mx.nd.ones((8, 3)), mx.nd.ones((8, 1)))
     nets, trainings, counters, scalers, processes = [], [], [], [], []
     for rank in range(2):
@@ -357,7 +357,10 @@ def test_a_new_process_gets_the_loss_scale_and_what_saved_has(monkeypatch):
             all_of_them.append(one)
     processes[0].num_steps = processes[0].num_updates = processes[0].num_done = 3
     counters[0].numbers, scalers[0]._loss_scale, scalers[0]._unskipped = [1, 2, 3], 8.0, 5
+    trainings[0]._losses.sums["box"] = 1.0  # of a loss with parts
     hand_over(monkeypatch, *processes)
     assert (processes[1].num_steps, trainings[1].num_steps, counters[1].numbers) == (3, 3, [1, 2, 3])
     assert (scalers[1].loss_scale, scalers[1]._unskipped) == (8.0, 5)
     assert np.array_equal(*(net.weight.data().asnumpy() for net in nets))
+    # What is summed over the processes later has the same names in all, and nothing of steps that the new one lacks.
+    assert trainings[0]._losses.num_samples == 6 and trainings[1]._losses.sums == {"loss": 0.0, "box": 0.0}
