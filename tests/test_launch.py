@@ -85,7 +85,7 @@ def test_hosts_are_read_also_from_a_file_as_mpi_writes_it(tmp_path):
         ({"max_processes": 2, "engine": "ps"}, "no process joins others"),
         ({"max_processes": 2}, "add --min-processes 1"),
         ({"min_processes": 1, "max_processes": 3}, "wanted as many"),
-        ({"min_processes": 1, "max_processes": 2, "hosts": "203.0.113.1:2"}, "processes join on this machine alone"),
+        ({"min_processes": 1, "max_processes": 2, "host_discovery_script": "/no/such"}, "it does not start"),
         ({"engine": "mpl"}, "wanted one of mpi, ps, horovod"),
         ({"timeout": 0}, "--timeout is 0"),
         ({"timeout": float("inf")}, "--timeout is inf"),

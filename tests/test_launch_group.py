@@ -310,6 +310,49 @@ def test_what_a_process_said_last_is_sent_however_late_its_agent_is(monkeypatch)
     assert told == [{"stream": 1, "lines": ["farewell"]}]
 
 
+def test_a_connection_to_mpirun_passes_through_the_messages_of_agents_and_there_is_one(monkeypatch):
+    with contextlib.ExitStack() as stack:
+        selector = stack.enter_context(selectors.DefaultSelector())
+        sent = {"near": [], "far": []}
+        near, far = (agent.Relay(selector, lambda relay, name=name: sent[name].append(relay)) for name in sent)
+        mpirun = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        host, port = near.listen().split(":")
+
+        monkeypatch.setattr(agent.os, "geteuid", lambda: os.getuid() + 1)  # the agent is another user's
+        stranger = stack.enter_context(socket.create_connection((host, int(port))))
+        near.read()
+        assert stranger.recv(9) == b""
+        monkeypatch.undo()
+
+        process = stack.enter_context(socket.create_connection((host, int(port))))
+        near.read()
+        with pytest.raises(OSError, match="refused"):
+            socket.create_connection((host, int(port)))
+        far.connect(f"127.0.0.1:{mpirun.getsockname()[1]}")
+        served = stack.enter_context(mpirun.accept()[0])
+        process.sendall(b"\0asks\n")
+        near.read()
+        far.write(sent["near"].pop())
+        assert served.recv(99) == b"\0asks\n"
+        served.sendall(b"answers")
+        far.read()
+        near.write(sent["far"].pop())
+        assert process.recv(99) == b"answers"
+        served.close()
+        far.read()
+        near.write(sent["far"].pop())
+        assert process.recv(9) == b""
+        assert not selector.get_map()
+
+
+@pytest.mark.parametrize(("btl", "expected"), [(None, "self,tcp"), ("^ofi", "^ofi,sm"), ("self,sm,tcp", "self,tcp")])
+def test_open_mpi_shares_no_memory_where_mpirun_takes_all_hosts_for_its_own(btl, expected):
+    engine = engines.MPI(2, 1, [], "ssh", "127.0.0.1", max_processes=2)
+    found = engine.adopted({"PMIX_RANK": "1", **({} if btl is None else {"OMPI_MCA_btl": btl})}, "h2")
+    assert found["OMPI_MCA_btl"] == expected
+    assert (found["PMIX_RANK"], found["PMIX_HOSTNAME"], found["OMPI_MCA_btl_tcp_if_include"]) == ("1", "h2", "lo")
+
+
 def test_a_rank_whose_host_cannot_be_reached_is_named_with_what_the_remote_shell_said(run):
     def starts(engine, contact):
         refuse = [sys.executable, "-c", "import sys; sys.exit('no route to h2')"]

@@ -7,7 +7,7 @@ from typing import Any, Callable, Protocol
 
 from ..mxnet.attached import Attached
 from ..mxnet.trainers import store_of
-from .environment import joins, min_processes
+from .environment import may_join, min_processes
 from .protocols import Regrouping, offers
 
 
@@ -39,7 +39,7 @@ REPETITIONS: Attached[Repetition] = Attached("repetition")  # of stores
 
 def repeats(store: Any) -> bool:
     """Whether what the processes of `store` call together is called again where it breaks off, as the launcher says."""
-    meets_others = store is not None and (getattr(store, "num_workers", 1) > 1 or joins() is not None)
+    meets_others = store is not None and (getattr(store, "num_workers", 1) > 1 or may_join())
     return offers(store, Regrouping) and meets_others and min_processes() is not None
 
 

@@ -83,6 +83,7 @@ class Decisions:
         member = self.members[name]
         if not member.gone:
             member.gone = True
+            member.is_cut_off = member.return_code is None
             if member.return_code != 0 and not member.is_new:
                 self._lose(member, f"{member} was lost: the agent that watches it is gone, or its whole host", 1)
 
@@ -218,13 +219,14 @@ class Decisions:
                 self._fail_by_waiting(member)
             if member.gone or member.is_lost or member.is_new or member.return_code is not None:
                 continue
-            if not member.has_come:
+            if not (member.has_come and member.has_stub):
                 if self._now > self.patience:
                     words = "".join(self.logs.tail(name) for name in self._starters if name not in self.members)
                     words = words or self.logs.tail(member.name)
                     message = f"{member.name} never started: nothing came from it within {self.patience:g} s{words}"
                     self.ending.fail(member.name, message, 1)
             elif self._now - member.heard > self.patience:
+                member.is_cut_off = True
                 self._lose(member, f"{member} has been silent for {self.patience:g} s: its host or agent is stopped", 1)
             elif member.stopped_since is not None and self._now - member.stopped_since > self.patience:
                 self._lose(member, f"{member} has been stopped (SIGSTOP or the like) for {self.patience:g} s", 1)
@@ -282,7 +284,10 @@ class Decisions:
         """Fail where a command has ended without having started its members."""
         for name, code in self._starters.items():
             mine = [self.members[name]] if name in self.members else self.workers
-            waiting = [member for member in mine if not member.has_come]
+            if mine[0].is_new:
+                mine[0].starter = code
+                continue
+            waiting = [member for member in mine if not (member.has_come and member.has_stub) and not member.is_lost]
             if code is not None and waiting and self._now >= 0.5:
                 names = ", ".join(member.name for member in waiting)
                 self.ending.fail(

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
-from ..launch_engines import LaunchEngine, agent
+from ..launch_engines import LaunchEngine, Start, agent, start_one
 from .decisions import Decisions
 from .host_list import HostList
 from .joins import Joins, order
@@ -47,10 +47,15 @@ class Launcher:
         self.decisions = Decisions(names, self._send, logs, timeout, min_processes, advice, time.monotonic())
         self._token = secrets.token_hex(16)
         self._tokens: dict[str, str] = {}  # of new members, which are given by processes that train
+        self._stubs: dict[str, agent.Connection] = {}  # by the names of the members for which they stand
+        self._variables: dict[str, dict[str, str]] = {}  # which they have given
+        self._cores: dict[str, int] = {}  # of the hosts of members that may start
         if engine.max_processes is not None:  # others may join while processes train
             workers = self.decisions.workers
+            for worker in workers:
+                worker.has_stub = False
             self.decisions.joins = Joins(
-                workers, self._add_member, self._start_member, self._send_if, logs, timeout,
+                workers, engine.hosts, self._add_member, self._start_stub, self._send_if, logs, timeout,
                 self.decisions.min_processes,
                 engine.max_processes, wants,
             )  # fmt: skip
@@ -69,10 +74,12 @@ class Launcher:
         remove_leftovers()
         with listener, self._selector, self.engine.kept, temporary_folder() as self.engine.folder:
             listener.setblocking(False)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # of all that connect, as Linux has it
             self._selector.register(listener, selectors.EVENT_READ)
             try:
                 self._address = f"{address}:{listener.getsockname()[1]}"
-                self._start(self._address)
+                for start in self.engine.starts(self._contact(self._token)):
+                    self._start(start)
                 while not self.decisions.ending.is_over():
                     ready = [key.fileobj for key, _ in self._selector.select(_TICK)]
                     self.decisions.note_starters({name: one.poll() for name, one in self._starters.items()})
@@ -83,32 +90,34 @@ class Launcher:
                         self._accept(listener)
                     self._close_the_silent()
                     self.decisions.look(time.monotonic(), self.interrupts)
+                    self._let_go()
                 self.decisions.finish()
             finally:
                 self._leave_nothing()
         return self.decisions.failure
 
-    def _start(self, address: str) -> None:
+    def _contact(self, token: str) -> dict[str, str]:
         ignored = (number for number in agent.BLOCKED if signal.getsignal(number) is signal.SIG_IGN)
-        contact = {
-            agent.ADDRESS: address,
-            agent.TOKEN: self._token,
+        return {
+            agent.ADDRESS: self._address,
+            agent.TOKEN: token,
             agent.IGNORED: " ".join(map(str, map(int, ignored))),
         }
-        for start in self.engine.starts(contact):
-            # A scheduler sends SIGTERM to mpirun too, which would kill all processes half a second later.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, agent.BLOCKED)
-            try:
-                log = self.logs.open(start.name)
-                self._starters[start.name] = starter = subprocess.Popen(
-                    start.argv, env={**os.environ, **start.env}, stdout=log, stderr=log, start_new_session=True,
-                    stdin=subprocess.PIPE if start.stdin else subprocess.DEVNULL,
-                )  # fmt: skip
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            if starter.stdin is not None:
-                with contextlib.suppress(BrokenPipeError), starter.stdin:  # it failed at once; it will be looked at
-                    starter.stdin.write(start.stdin.encode())
+
+    def _start(self, start: Start) -> None:
+        # A scheduler sends SIGTERM to mpirun too, which would kill all processes half a second later.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, agent.BLOCKED)
+        try:
+            log = self.logs.open(start.name)
+            self._starters[start.name] = starter = subprocess.Popen(
+                start.argv, env={**os.environ, **start.env}, stdout=log, stderr=log, start_new_session=True,
+                stdin=subprocess.PIPE if start.stdin else subprocess.DEVNULL,
+            )  # fmt: skip
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if starter.stdin is not None:
+            with contextlib.suppress(BrokenPipeError), starter.stdin:  # it failed at once; it will be looked at
+                starter.stdin.write(start.stdin.encode())
 
     def _accept(self, listener: socket.socket) -> None:
         while len(self._new) >= _NEW + len(self.decisions.members):
@@ -127,7 +136,7 @@ class Launcher:
                 self._close(connection)
 
     def _receive(self, connection: agent.Connection) -> None:
-        member = next((name for name, known in self._connections.items() if known is connection), None)
+        member = _key(self._connections, connection)
         try:
             messages = connection.receive()
         except ValueError:  # a stranger's
@@ -136,45 +145,86 @@ class Launcher:
             self._close(connection)
             if member is not None:
                 self.decisions.disconnect(member)
+            elif (of := _key(self._stubs, connection)) is not None:
+                del self._stubs[of]
+                self.decisions.members[of].has_stub = False
+                self._send_if(self.decisions.members[of], end=0, ask=False)  # to mpirun, and so to MPI, it is lost
             return
         for message in messages:
-            if member is not None:
+            if (of := _key(self._stubs, connection)) is not None:
+                self._hear_stub(of, message)
+            elif member is None:
+                member = self._greet(connection, message)
+                if member is None:
+                    self._close(connection)
+                    return
+            elif "relay" not in message:
                 self.decisions.hear(member, message)
-                continue
-            member = self._greet(connection, message)
-            if member is None:
-                self._close(connection)
-                return
+            elif member in self._stubs:
+                with contextlib.suppress(OSError):  # its end is noticed where it is read
+                    self._stubs[member].send(message)
+
+    def _hear_stub(self, member: str, message: dict[str, Any]) -> None:
+        """What stands for a member under mpirun gives its variables, or what mpirun says to the member."""
+        if "relay" in message:
+            self._send(member, **message)
+        else:
+            self._variables[member] = message["variables"]
+            self.decisions.members[member].has_stub = True
+            self._order(member)
+
+    def _order(self, name: str) -> None:
+        """Have a member's agent start its process, once all is there that it needs."""
+        member = self.decisions.members[name]
+        if member.has_stub and name in self._cores:
+            order = self.order(name, self._cores[name], member.address)
+            if name in self._variables:
+                order["env"].update(self.engine.adopted(self._variables[name], member.host))
+            self._send(name, **order)
+
+    def _let_go(self) -> None:
+        """End what stands for members that have ended, and what should have started those that are not waited for."""
+        for name, member in self.decisions.members.items():
+            if name in self._stubs and (member.is_lost or member.gone):
+                self._close(self._stubs.pop(name))
+            starter = self._starters.get(name)
+            if member.is_lost and (member.is_cut_off or not member.has_come) and starter and starter.poll() is None:
+                starter.kill()
 
     def _greet(self, connection: agent.Connection, message: Any) -> Optional[str]:
         """The member whose agent connected; None for a stranger, who does not know the token."""
         try:
             name = message["member"]
             known = hmac.compare_digest(str(message["hello"]), self._tokens.get(name, self._token))
-            if not known or name in self._connections or name not in self.decisions.members:
+            come = self._stubs if message.get("stands") else self._connections
+            member = self.decisions.members.get(name)
+            if not known or name in come or member is None or member.is_lost:
                 return None
         except (KeyError, TypeError):
             return None
         del self._new[connection]
-        self._connections[name], connection.limit = connection, agent.LINE
-        if self.decisions.greet(name, message["host"], message["address"], self.engine.takes_for_one):
-            self._send(name, **self.order(name, message["cores"], message["address"]))
+        come[name], connection.limit = connection, agent.LINE
+        if come is self._connections:
+            if self.decisions.greet(name, message["host"], message["address"], self.engine.takes_for_one):
+                self._cores[name] = message["cores"]
+                self._order(name)
         return name
 
-    def _add_member(self, number: int, slot: int) -> Member:
-        """Make a new process known, which takes the place of the process that had this number in the beginning."""
+    def _add_member(self, number: int, host: str, slot: int, slots: int) -> Member:
+        """Make a new process known, and start its agent in a place of a host that takes so many."""
         name = f"rank {number}"
         self.logs.open(name)
-        self.engine.slot_of_new[number] = slot
+        self.engine.new_places[number] = host, slot, slots
         self._tokens[name] = secrets.token_hex(16)
         member = self.decisions.members[name] = Member(name)
-        member.is_new = True
+        member.is_new, member.has_stub = True, False
+        self._start(start_one(self.engine, self._contact(self._tokens[name]), name, host))
         return member
 
-    def _start_member(self, starter: Member, new: Member) -> None:
-        contact = {agent.ADDRESS: self._address, agent.TOKEN: self._tokens[new.name], agent.MEMBER: new.name}
+    def _start_stub(self, starter: Member, new: Member) -> None:
+        contact = {**self._contact(self._tokens[new.name]), agent.MEMBER: new.name}
         number = int(new.name.partition(" ")[2])
-        self._send(starter.name, say=order(number, self.engine.new_agent, contact, os.getcwd()))
+        self._send(starter.name, say=order(number, self.engine.stub, contact, os.getcwd()))
 
     def _send_if(self, member: Member, **message: Any) -> None:
         if member.has_come and not member.gone:
@@ -212,3 +262,7 @@ class Launcher:
                         agent.send_signal(int(process), signal.SIGKILL)
         if stuck:  # mpirun removes the shared memory of its processes at its end, which it has not come to
             remove_leftovers()
+
+
+def _key(connections: dict[str, agent.Connection], connection: agent.Connection) -> Optional[str]:
+    return next((name for name, known in connections.items() if known is connection), None)

@@ -1,8 +1,8 @@
-"""List of hosts that is watched: a file, or what a script prints; how many processes it wants."""
+"""List of hosts that is watched: a file, or what a script prints."""
 
 import subprocess
 from pathlib import Path
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 
 from ..errors import LaunchError
 from ..launch_engines import hosts
@@ -11,22 +11,53 @@ _PAUSE = 2.0  # seconds between two looks at the list
 _LIMIT = 10.0  # seconds in which a script prints it
 
 
+def ask(script: str) -> list[hosts.Host]:
+    """The hosts that a script prints; LaunchError: it prints none, with what it says instead."""
+    where = f"--host-discovery-script {script}"
+    try:
+        done = subprocess.run([script], **_OUTPUT, timeout=_LIMIT)
+    except OSError as error:
+        raise LaunchError(f"{where}: it does not start: {error}") from error
+    except subprocess.TimeoutExpired as error:
+        raise LaunchError(f"{where}: {_wrong(None, (error.output or b'').decode(errors='replace'))}") from error
+    if done.returncode:
+        raise LaunchError(f"{where}: {_wrong(done.returncode, done.stdout)}")
+    return hosts.read_text(done.stdout, where)
+
+
+_OUTPUT: dict[str, Any] = {
+    "stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True,
+    "errors": "replace",
+}  # fmt: skip
+
+
+def _wrong(status: Optional[int], said: str) -> str:
+    how = f"printed nothing within {_LIMIT:g} s" if status is None else f"ended with status {status}"
+    return f"it {how}. It said: {said[-500:].strip() or 'nothing'}"
+
+
 class HostList:
-    """The number of processes that a list of hosts wants; asked again and again, and never waited for.
+    """The hosts that shall have processes, and how many; asked again and again, and never waited for.
 
     Args:
         file: a hostfile; None where there is a script.
         script: a program that prints lines as a hostfile has them.
         say: called with a line for people; the same complaint is made once in a row.
+        takes_others: whether other hosts than this machine find the launcher.
+
+    Attributes:
+        hosts: None before the first good look.
     """
 
-    def __init__(self, file: Optional[str], script: Optional[str], say: Callable[[str], None]) -> None:
-        self._file, self._script, self._say = file, script, say
+    def __init__(
+        self, file: Optional[str], script: Optional[str], say: Callable[[str], None], takes_others: bool = True
+    ) -> None:
+        self._file, self._script, self._say, self._takes_others = file, script, say, takes_others
         self._running: Optional[subprocess.Popen] = None
         self._next = self._since = 0.0
         self._before: Optional[str] = None  # the text of the last look
         self._complaint = ""
-        self.num_wanted: Optional[int] = None  # None before the first good look
+        self.hosts: Optional[list[hosts.Host]] = None
 
     def look(self, now: float) -> None:
         """Read the list, if it is time to."""
@@ -54,10 +85,7 @@ class HostList:
 
     def _start_script(self, script: str, now: float) -> None:
         try:
-            self._running = subprocess.Popen(
-                [script], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                errors="replace",
-            )  # fmt: skip
+            self._running = subprocess.Popen([script], **_OUTPUT)
             self._since = now
         except OSError as error:
             self._complain(f"--host-discovery-script {script}: it does not start: {error}")
@@ -70,8 +98,7 @@ class HostList:
         said, self._running = running.communicate()[0], None
         where = f"--host-discovery-script {self._script}"
         if late or running.returncode:
-            how = f"printed nothing within {_LIMIT:g} s" if late else f"ended with status {running.returncode}"
-            self._complain(f"{where}: it {how}. It said: {said[-500:].strip() or 'nothing'}")
+            self._complain(f"{where}: {_wrong(None if late else running.returncode, said)}")
         else:
             self._take(said, where)
 
@@ -84,10 +111,13 @@ class HostList:
         except LaunchError as error:
             self._complain(str(error))
             return
-        others = [host.name for host in found if not hosts.is_local(host.name)]
+        others = [] if self._takes_others else [host.name for host in found if not hosts.is_local(host.name)]
         if others:
-            self._complain(f"{where}: processes join on this machine alone, so {', '.join(others)} gets none")
-        self.num_wanted = sum(host.slots for host in found if host.name not in others)
+            self._complain(
+                f"{where}: the launch has begun on this machine alone, where {', '.join(others)} cannot reach it. "
+                "Start it with a list that has this machine's address in place of localhost, or another host"
+            )
+        self.hosts = [host for host in found if host.name not in others]
         self._complaint = "" if not others else self._complaint
 
     def _complain(self, text: str) -> None:

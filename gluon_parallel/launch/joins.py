@@ -1,4 +1,4 @@
-"""Processes that join or leave: which slot is free, who starts a new process, and what has become of it.
+"""Processes that join or leave: which place is free, who starts a new process, and what has become of it.
 
 They follow from what :class:`Decisions` knows and from its clock. Nothing here starts or ends a process.
 """
@@ -9,28 +9,37 @@ from collections.abc import Mapping, Sequence
 from typing import Callable, Optional
 
 from ..kvstore import heartbeat
+from ..launch_engines.hosts import Host, place
 from .host_list import HostList
 from .logs import Logs
 from .member import Member, describe
 
 _SOON = 60.0  # seconds; a process that is lost so soon after it has joined may be lost for a reason that stays
-_SO_OFTEN = 3  # losses so soon, after which a slot stays empty for a while
+_SO_OFTEN = 3  # losses so soon, after which a place stays empty for a while
 _MEETS = 3.0  # seconds after a loss in which the others have met a new process, or never will
 _WHILE = 60.0  # seconds of the first while; each further one is twice as long
+_ANSWERS = 0.5  # part of the limit in which an agent on a host answers
+_ASKED_AGAIN = 5.0  # seconds after which a host that has not answered is asked again; then twice as long, and so on
+_ASKED_LAST = 600.0  # at most
 
 
-class Slot:
-    """What one process at a time has: its number in the beginning, and how those that had it fared."""
+class Place:
+    """What one process at a time has: a number on a host, and how those that had it fared."""
 
-    def __init__(self, number: int, member: Optional[Member] = None) -> None:
-        self.number, self.member = number, member  # None: nobody has had it
+    def __init__(self, host: str, slot: int) -> None:
+        self.host, self.slot = host, slot
+        self.member: Optional[Member] = None  # None: nobody has had it
         self.joined = -math.inf  # when its process did, or did not; those that begin have been there always
         self.noted: Optional[Member] = None  # the process whose end was noted last
         self.num_early = 0  # processes in a row that did not join, or were lost soon after it
         self.closed_until, self.pause = 0.0, _WHILE
 
+    @property
+    def is_free(self) -> bool:
+        return self.member is None or self.member.is_lost
+
     def note_end(self, now: float) -> bool:
-        """Its process is gone; returns whether the slot stays empty for a while from now on."""
+        """Its process is gone; returns whether the place stays empty for a while from now on."""
         self.noted = self.member
         self.num_early = self.num_early + 1 if now - self.joined < _SOON else 0
         if self.num_early < _SO_OFTEN:
@@ -39,17 +48,32 @@ class Slot:
         return True
 
 
+class Silence:
+    """A host from which nothing came: when it is asked again. One that is lost is asked after the others."""
+
+    def __init__(self) -> None:
+        self.until, self.pause = 0.0, _ASKED_AGAIN
+
+    def note(self, now: float) -> bool:
+        """It has not answered; returns whether that was the first time."""
+        is_first = self.until == 0.0
+        self.until, self.pause = now + self.pause, min(2 * self.pause, _ASKED_LAST)
+        return is_first
+
+
 class Joins:
     """The new processes of a group, one after the other, and those that are to leave it.
 
     Args:
         workers: those that begin; a new one is appended when it has joined.
-        add: makes the member of a number at a slot known, and returns it.
-        start: has a member start a new one.
+        hosts: where they begin, and how many each takes; empty: all on this machine.
+        add: makes the member of a number known and has its agent started, given its host, its number on that and
+            how many that takes; returns it.
+        start: has a member start what stands under mpirun for a new one.
         send: a function of a member and keywords, which sends them to its agent.
         limit: seconds within which a new process must have come to ``gp.prepare``.
         least, most: how many processes there may be.
-        wants: the list that says how many there shall be; None: as many as begin.
+        wants: the list of hosts that is watched; None: as many as begin, on their hosts.
 
     Attributes:
         joined: names of those that have joined.
@@ -57,23 +81,32 @@ class Joins:
     """
 
     def __init__(
-        self, workers: list[Member], add: Callable[[int, int], Member], start: Callable[[Member, Member], None],
-        send: Callable[..., None], logs: Logs, limit: float, least: int, most: int, wants: Optional[HostList] = None,
+        self, workers: list[Member], hosts: Sequence[Host], add: Callable[[int, str, int, int], Member],
+        start: Callable[[Member, Member], None], send: Callable[..., None], logs: Logs, limit: float, least: int,
+        most: int, wants: Optional[HostList] = None,
     ) -> None:  # fmt: skip
         self._workers, self._add, self._start, self._send = workers, add, start, send
         self._logs, self.limit = logs, limit
-        self._wants, self._num_first, self._least = wants, len(workers), least
-        self._slots = [Slot(number, member) for number, member in enumerate(workers)]
-        self._slots += map(Slot, range(len(workers), most))
+        self._hosts, self._wants, self._num_first = hosts or [Host("localhost", len(workers))], wants, len(workers)
+        self._least, self._most = least, most
+        self._places: dict[tuple[str, int], Place] = {}
+        for worker, (host, slot) in zip(workers, place(len(workers), self._hosts)):
+            self._at(host, slot).member = worker
+        self._silent: dict[str, Silence] = {}
+        self._vacant: list[Member] = []  # lost ones whose place nobody has taken
         self._next_number = len(workers)
         self._new: Optional[Member] = None  # the one that is to join
-        self._slot = self._slots[0]  # which it takes
+        self._place = self._at(self._hosts[0].name, 0)  # which it has
+        self._replaced: Optional[Member] = None  # by it
         self._asked = 0.0  # when it was asked for
         self._starter: Optional[Member] = None
         self._is_ready = False
         self._num_rest, self._lost_since = 0, math.inf  # how many shall meet it; since when they are fewer
         self.joined: list[str] = []
         self.leaving: list[Member] = []
+
+    def _at(self, host: str, slot: int) -> Place:
+        return self._places.setdefault((host, slot), Place(host, slot))
 
     def look(self, now: float, rest: Sequence[Member]) -> None:
         """Decide what follows at this time; `rest` are the processes that train, all of which go on after a loss."""
@@ -82,50 +115,95 @@ class Joins:
         if self._new is not None:
             self._look_at_new(self._new, now, rest)
             return
+        self._note_ends(now, rest)
+        hosts = self._hosts
+        if self._wants is not None and self._wants.hosts is not None:
+            hosts = self._wants.hosts
+        listed = [self._at(host.name, slot) for host in hosts for slot in range(host.slots)]
+        here = [one.member for one in listed if one.member in rest and one.member not in self.leaving]
         num = self._num_first
-        if self._wants is not None and self._wants.num_wanted is not None:
-            num = max(self._least, min(self._wants.num_wanted, len(self._slots)))
-        for slot in self._slots[num:]:
-            if (member := slot.member) is not None and not member.is_lost and member not in self.leaving:
-                self.leaving.append(member)
-                self._say(f"{member.name} leaves after its step: the list has {num} processes", rest)
-                others = [other for other in rest if other is not member]
-                for one in [*others, member]:  # the others first: then none takes it for lost
-                    self._send(one, say=heartbeat.LEAVES + member.name.partition(" ")[2])
-        for slot in self._slots[:num]:
-            member = slot.member
-            if member is None:
-                self._begin(slot, now, rest)
-                return
-            if member in self.leaving:
-                if member.is_lost:
-                    self._begin(slot, now, rest)
-                    return
+        if self._wants is not None and self._wants.hosts is not None:
+            num = max(self._least, min(len(listed), self._most))
+        others = [member for member in rest if member not in here and member not in self.leaving]
+        for member in others[max(0, self._least - len(here)) :]:  # so many stay until others have come
+            self._leave(member, hosts, rest)
+        free = [one for one in listed if one.is_free and now >= max(one.closed_until, self._silence_of(one))]
+        if len(here) < num and free:
+            self._begin(min(free, key=lambda one: (one.host in self._silent, one.member is None)), hosts, now)
+
+    def _silence_of(self, one: Place) -> float:
+        return self._silent[one.host].until if one.host in self._silent else 0.0
+
+    def _note_ends(self, now: float, rest: Sequence[Member]) -> None:
+        for one in self._places.values():
+            member = one.member
+            if member is None or not member.is_lost or one.noted is member:
                 continue
-            if member.is_lost and slot.noted is not member and slot.note_end(now):
-                pause = f"{slot.closed_until - now:g} s"
+            if member.is_cut_off:
+                self._silent.setdefault(one.host, Silence())
+            if member in self.leaving:
+                one.noted = member
+                continue
+            if member in self._workers:
+                self._vacant.append(member)
+            if one.note_end(now):
+                pause = f"{one.closed_until - now:g} s"
                 text = f"{member.name} was the third in a row that was lost soon; its place stays empty for {pause}"
                 self._say(text, rest)
-            if member.is_lost and now >= slot.closed_until:
-                self._begin(slot, now, rest)
-                return
 
-    def _begin(self, slot: Slot, now: float, rest: Sequence[Member]) -> None:
-        new = self._add(self._next_number, slot.number)
+    def _leave(self, member: Member, hosts: Sequence[Host], rest: Sequence[Member]) -> None:
+        self.leaving.append(member)
+        host = next(one.host for one in self._places.values() if one.member is member)
+        slots = sum(one.slots for one in hosts if one.name == host)
+        has = f"has {slots} processes on {host}" if slots else f"does not name {host} any more"
+        self._say(f"{member.name} leaves after its step: the list {has}", rest)
+        others = [other for other in rest if other is not member]
+        for one in [*others, member]:  # the others first: then none takes it for lost
+            self._send(one, say=heartbeat.LEAVES + member.name.partition(" ")[2])
+
+    def _begin(self, free: Place, hosts: Sequence[Host], now: float) -> None:
+        slots = next(host.slots for host in hosts if host.name == free.host)
+        self._new, self._place = self._add(self._next_number, free.host, free.slot, slots), free
         self._next_number += 1
-        self._new, self._slot, self._asked, self._is_ready = new, slot, now, False
-        old = f"takes the place of {slot.member.name}" if slot.member is not None else "comes to the others"
-        self._say(f"{new.name} {old}; it joins when its script has come to gp.prepare", rest)
-        self._have_started(rest)
+        self._asked, self._starter, self._is_ready = now, None, False
+        self._replaced = None
+        if self._vacant:
+            self._replaced = free.member if free.member in self._vacant else self._vacant[0]
+            self._vacant.remove(self._replaced)
 
-    def _have_started(self, rest: Sequence[Member]) -> None:
-        assert self._new is not None
-        self._starter = rest[0]
-        self._start(rest[0], self._new)
+    def _note_answer(self, new: Member, now: float, rest: Sequence[Member]) -> None:
+        """Its agent has come, so mpirun may hear of it."""
+        self._silent.pop(self._place.host, None)
+        self._asked = now
+        old = "comes to the others" if self._replaced is None else f"takes the place of {self._replaced.name}"
+        where = f" on {self._place.host}" if self._place.host != "localhost" else ""
+        self._say(f"{new.name}{where} {old}; it joins when its script has come to gp.prepare", rest)
+        self._have_started(new, rest)
+
+    def _have_started(self, new: Member, rest: Sequence[Member]) -> None:
+        self._starter = next(member for member in [*rest, rest[0]] if member not in self.leaving)
+        self._start(self._starter, new)
+
+    def _note_silence(self, new: Member, now: float, rest: Sequence[Member]) -> None:
+        """Its agent has not come: nobody has heard of the new process, so the next one gets its number."""
+        self._new, self._next_number, new.is_lost = None, self._next_number - 1, True
+        if self._replaced is not None:
+            self._vacant.insert(0, self._replaced)
+        host = self._place.host
+        if self._silent.setdefault(host, Silence()).note(now):
+            said = self._logs.tail(new.name)
+            how = f"within {_ANSWERS * self.limit:g} s" if new.starter is None else f"(status {new.starter})"
+            again = "it is asked again now and then"
+            self._say(f"host {host} does not answer {how}, so no process joins there; {again}{said}", rest)
 
     def _look_at_new(self, new: Member, now: float, rest: Sequence[Member]) -> None:
-        if not new.has_come and self._starter is not None and self._starter.is_lost:
-            self._have_started(rest)  # perhaps it was lost before it had done so; one of the two agents is refused then
+        if not new.has_come:
+            if new.starter is not None or now - self._asked > _ANSWERS * self.limit:
+                self._note_silence(new, now, rest)
+        elif self._starter is None:
+            self._note_answer(new, now, rest)
+        elif not new.has_stub and self._starter.is_lost:
+            self._have_started(new, rest)  # perhaps it was lost before it had done so; else one of two is refused
         elif new.gone and new.return_code is None:
             self.fail("its agent is gone", now, rest)
         elif new.return_code is not None:
@@ -137,7 +215,7 @@ class Joins:
         elif self._is_ready and now - self._lost_since > _MEETS:  # MPI may wait for ever in the middle of the meeting
             self.fail("another process was lost while it was met", now, rest)
         elif not self._is_ready and now - self._asked > self.limit:
-            what = "its script did not come to gp.prepare" if new.has_come else "it did not start"
+            what = "its script did not come to gp.prepare" if new.has_stub else "mpirun did not start it"
             self.fail(f"{what} within {self.limit:g} s (--timeout)", now, rest)
 
     def hear(self, member: Member, text: str, now: float, rest: Sequence[Member]) -> None:
@@ -150,7 +228,7 @@ class Joins:
             for other in rest:
                 self._send(other, say=heartbeat.JOINS + text[len(heartbeat.READY) :])
         elif member is new and text == heartbeat.JOINED:
-            self._new, self._slot.member, self._slot.joined = None, new, now
+            self._new, self._place.member, self._place.joined = None, new, now
             new.is_new = False
             self._workers.append(new)
             self.joined.append(new.name)
@@ -166,10 +244,12 @@ class Joins:
             return
         self._send(new, end=0, ask=False)
         new.is_lost = True
+        if self._replaced is not None:
+            self._vacant.insert(0, new)
         self._say(f"{new.name} did not join: {why}; {len(rest)} go on", [*rest, new])
         for other in rest:  # those that are about to meet it
             self._send(other, say=heartbeat.LOST + new.name.partition(" ")[2])
-        self._slot.member, self._slot.joined = new, now
+        self._place.member, self._place.joined = new, now
 
     def end(self) -> None:
         """All others end: so does the new one."""

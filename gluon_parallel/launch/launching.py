@@ -18,7 +18,7 @@ from ..launch_engines import hosts as _hosts
 from ..store_table import launch_engines
 from ..training.stopping import SIGNALS
 from .group import Launcher
-from .host_list import HostList
+from .host_list import HostList, ask
 from .logs import Logs, make_folder
 from .member import Failure
 
@@ -81,7 +81,7 @@ def launch(
             process ends all.
         max_processes: have a new process take the place of each that is lost, while the others train; and with more
             than `num_workers`, have others come and leave as a list says, which is watched: `hostfile`, or what
-            `host_discovery_script` prints. Its hosts are this machine, such as ``localhost slots=4``. It needs
+            `host_discovery_script` prints. Hosts may be lost then, but for the launcher's own. It needs
             `min_processes` and a script that can begin in the middle: one that trains with ``gp.prepare``, or with
             ``gp.survive`` and its ``epochs``.
         host_discovery_script: a program that prints lines as a hostfile has them, asked every 2 seconds.
@@ -127,32 +127,30 @@ def launch(
         named_script = [str(path)]
     command = ["--sync-batch-norm", sync_batch_norm, *named_script, *map(str, arguments)]
     _count_devices(devices)  # which the processes are told only after they have been started
-    named = _hosts.parse(hosts) if hosts is not None else _hosts.read_file(hostfile) if hostfile is not None else []
-    num_workers = _hosts.check_num_workers(num_workers, named)
-    if min_processes is not None and min_processes > num_workers:
-        raise LaunchError(f"--min-processes is {min_processes}, more than the {num_workers} processes that are started")
-    watched = hostfile is not None or host_discovery_script is not None
     if host_discovery_script is not None and (hostfile is not None or hosts is not None or max_processes is None):
         raise LaunchError(
             "--host-discovery-script: it takes the place of --hosts and --hostfile, and says how many processes there "
             "shall be up to --max-processes; give that, and neither of those"
         )
+    if host_discovery_script is not None:
+        named = ask(host_discovery_script)
+    else:
+        named = _hosts.parse(hosts) if hosts is not None else _hosts.read_file(hostfile) if hostfile is not None else []
+    num_workers = _hosts.check_num_workers(num_workers, named)
+    if min_processes is not None and min_processes > num_workers:
+        raise LaunchError(f"--min-processes is {min_processes}, more than the {num_workers} processes that are started")
+    watched = hostfile is not None or host_discovery_script is not None
     if max_processes is not None and (max_processes < num_workers or (max_processes > num_workers and not watched)):
         raise LaunchError(
             f"--max-processes is {max_processes}, and {num_workers} are started: wanted as many, so that others take "
             "the places of lost ones, or more, with a list that says when: --hostfile or --host-discovery-script"
         )
-    if max_processes is not None and not all(_hosts.is_local(host.name) for host in named):
-        raise LaunchError(
-            "--max-processes: processes join on this machine alone, since mpirun, which starts them, ends all when it "
-            "loses a host. Leave it out, or --hosts"
-        )
     named = kind.arrange(named)
     servers = num_servers if num_servers is not None else max(1, len(named))
+    address = _hosts.own_address(named, others_may_come=watched and max_processes is not None)
     make = functools.partial(
-        kind, num_workers, servers, named, rsh, _hosts.own_address(named), min_processes=min_processes,
-        max_processes=max_processes,
-    )  # fmt: skip
+        kind, num_workers, servers, named, rsh, address, min_processes=min_processes, max_processes=max_processes
+    )
     remark = make().check()
     can_lose = kind.goes_on and num_workers > 1 and min_processes is None
     again = ["to start again: --max-restarts N"] * (max_restarts == 0)
@@ -160,7 +158,7 @@ def launch(
     written = Logs(make_folder(logs), live, announces)
     wants = None
     if max_processes is not None and watched:
-        wants = HostList(hostfile, host_discovery_script, written.say)
+        wants = HostList(hostfile, host_discovery_script, written.say, address != _hosts.LOOPBACK)
     try:
         if remark is not None:
             written.say(remark)
@@ -210,7 +208,7 @@ def _orders(
     attempt: int,
 ) -> Callable[[str, int, str], dict[str, Any]]:
     """A function of a member, its host's cores and its address: what its agent runs, in which environment."""
-    assigned = _hosts.assign(engine.num_workers, engine.hosts)
+    places = _hosts.place(engine.num_workers, engine.hosts)
     common = {
         **forwarded(),
         "PYTHONPATH": python_path(),
@@ -235,12 +233,12 @@ def _orders(
         argv = ["-c", "import gluon_parallel"]  # the whole life of a server: it ends when all workers are done
         if role == "rank":
             argv = ["-m", "gluon_parallel", "run", *script]
-            if int(number) in engine.slot_of_new:  # on this machine, as those that begin
-                host, local_rank = assigned[0][0], engine.slot_of_new[int(number)]
+            if int(number) in engine.new_places:
+                _, local_rank, num_local = engine.new_places[int(number)]
                 env["GLUON_PARALLEL_JOINS"] = "1"
             else:
-                host, local_rank = assigned[int(number)]
-            num_local = sum(name == host for name, _ in assigned)
+                host, local_rank = places[int(number)]
+                num_local = sum(name == host for name, _ in places)
             env.update(GLUON_PARALLEL_RANK=number, GLUON_PARALLEL_LOCAL_RANK=str(local_rank))
             env.update(_devices(devices, local_rank, num_local, cores))
         return {"argv": [sys.executable, *argv], "env": env, "cwd": os.getcwd()}

@@ -15,6 +15,9 @@ class Member:
         self.name = name
         self.is_worker = name.startswith("rank ")
         self.has_come = False  # its agent has connected
+        self.has_stub = True  # mpirun has started what stands for it; where that is used
+        self.starter: Optional[int] = None  # status of the command that was to start its agent, once it has ended
+        self.is_cut_off = False  # nothing comes from its agent any more
         self.host = self.address = ""
         self.process = 0
         self.heard = 0.0  # when its agent spoke last

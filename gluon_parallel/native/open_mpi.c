@@ -56,11 +56,15 @@ static bool drop(Communicators *from, const void *comm)
     return true;
 }
 
-/* The function of that name in the library that has called from `caller`. */
+/* Open MPI's function of that name, called from `caller`. Its first call, when it makes its first communicator, comes from
+   its own library. Later ones may come through a library below, which has no such function: as for a broken connection,
+   of which the lower one tells it. */
 static void *function_of(const void *caller, const char *name)
 {
+    static void *library;
     Dl_info info;
-    void *library = dladdr(caller, &info) ? dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD) : NULL;
+    if (!library && dladdr(caller, &info))
+        library = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
     void *found = library ? dlsym(library, name) : NULL;
     if (!found) {
         fprintf(stderr, "gluon_parallel: Open MPI has no function %s\n", name);

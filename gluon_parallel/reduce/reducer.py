@@ -340,9 +340,10 @@ def update_copies(trainer: mx.gluon.Trainer, reducer: Reducer, indices: Sequence
         owned = [(numbers, [g[at] for at in indices], [w[at] for at in indices]) for g, w in reducer.of_devices]
     # Whether an update from the same state, with the same gradients, gives the same weights: SGLD draws noise, LBSGD
     # keeps arrays of one device, and of optimizers of others it is not known.
-    is_known = type(optimizer).__module__.partition(".")[0] in ("mxnet", "gluon_parallel")
-    repeats = is_known and not isinstance(optimizer, (mx.optimizer.SGLD, mx.optimizer.LBSGD))
-    has_updated_all = shards is not None or len(owned) == 1 or repeats
+    has_updated_all = shards is not None or len(owned) == 1
+    if not has_updated_all:
+        is_known = type(optimizer).__module__.partition(".")[0] in ("mxnet", "gluon_parallel")
+        has_updated_all = is_known and not isinstance(optimizer, (mx.optimizer.SGLD, mx.optimizer.LBSGD))
     devices = zip(updaters_of(trainer), devices_of(trainer), owned if has_updated_all else owned[:1])
     try:
         for updater, device, (own, grads, weights) in from_one_state(optimizer, devices) if len(owned) > 1 else devices:

@@ -88,6 +88,8 @@ def connect(store: MPI, new: int, port: str) -> None:
     finally:
         del pmix.ports[new]
     if comm is None:
+        text = f"store 'mpi', {progress.name}: its communicator was revoked, as a new process could not be met"
+        progress.fail(WorkerLost(text), tell=False)  # at once, so that regrouping begins by its end
         raise DidNotJoin(f"MPI could not connect to it: {ranks}")
     _go_on_with(store, comm, ranks)
 

@@ -3,6 +3,7 @@
     python scripts/studies/joins.py --runs 20
     python scripts/studies/joins.py --net resnet20 --runs 5 --kinds replaced first
     python scripts/studies/joins.py --kinds rounds --runs 1
+    python scripts/studies/joins.py --kinds "host lost" "host cut off"      as root, on hosts of namespaces
 
 Each run is of one kind; what happens, happens at a random step, or at a random moment of the meeting. A line per run
 says the largest difference of a weight, relative to the largest weight of its array, how long those that train were
@@ -28,6 +29,7 @@ import sys
 import tempfile
 import threading
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +40,15 @@ import mxnet as mx
 from mxnet import gluon
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "tests" / "support"))
+import hosts as host_namespaces
 from lost_processes import BATCH, LARGEST, NETS, SAMPLES, parameters
 
 meeting: Any = sys.modules["gluon_parallel.survive.meeting"]  # in whose middle processes are ended
 pmix: Any = sys.modules["gluon_parallel.kvstore.mpi.pmix"]  # which starts new ones
 IS_NEW = "GLUON_PARALLEL_JOINS" in os.environ
 EPOCHS = 1000  # more than any run has
+NOW = "it is time that this process's host is lost"
 WAIT = 0.3  # seconds between two steps while a process is missing, so that one can start before the training ends
 
 
@@ -51,10 +56,12 @@ def orders_of(kind: str, chosen: random.Random, processes: int) -> tuple[list[li
     """What happens in a run: (process, moment, what) each, and how many processes join.
 
     A moment is a number of steps, or a word and a number: of steps or seconds behind it. What happens is a signal, or
-    "stop" (of the launcher, by SIGTERM), "full" (mpirun starts no process), "slots 2" (in the list that is watched).
+    "stop" (of the launcher, by SIGTERM), "full" (mpirun starts no process), "slots 2" (in the list that is watched),
+    "lose" or "unplug" (of the process's host: all of it ends, or its cable is taken away).
     """
     step, last, delay = chosen.randint(4, 20), processes - 1, chosen.uniform(0, 0.05)
-    kill, one = "SIGKILL", [chosen.randint(1, last), step, "SIGKILL"]
+    kill, victim = "SIGKILL", chosen.randint(1, last)
+    one = [victim, step, kill]
     kinds = {
         "replaced": ([one], 1),
         "first": ([[0, step, kill]], 1),
@@ -66,12 +73,14 @@ def orders_of(kind: str, chosen: random.Random, processes: int) -> tuple[list[li
         "new dies after": ([one, [processes, f"after {chosen.randint(0, 8)}", kill]], 2),
         "old dies while new starts": ([[last, step, kill], [0, f"late {chosen.uniform(0, 4)}", kill]], 2),
         "old dies in meeting": ([[last, step, kill], [chosen.randint(0, last - 1), f"meet {delay}", kill]], 2),
-        "stop while new starts": ([one, [one[0] - 1, f"late {chosen.uniform(0, 4)}", "stop"]], 0),
+        "stop while new starts": ([one, [victim - 1, f"late {chosen.uniform(0, 4)}", "stop"]], 0),
         "stop in meeting": ([[last, step, kill], [0, f"meet {delay}", "stop"]], 0),
         "no slots": ([one, *([number, "begin", "full"] for number in range(processes))], 1),
         "grow twice": ([[0, step, f"slots {processes + 1}"], [0, 2 * step, f"slots {processes + 2}"]], 2),
         "double": ([[0, step, f"slots {2 * processes}"]], processes),
         "shrink": ([[0, step, f"slots {processes - 1}"]], 0),
+        "host lost": ([[last, step, "lose"]], 1),
+        "host cut off": ([[last, step, "unplug"]], 1),
         "rounds": ([[last, step, kill], *([last + number, "after 5", kill] for number in range(1, 10))], 10),
     }
     return kinds[kind]
@@ -80,7 +89,8 @@ def orders_of(kind: str, chosen: random.Random, processes: int) -> tuple[list[li
 KINDS = [
     "replaced", "first", "two", "two at once", "new dies before", "new stopped before", "new dies in meeting",
     "new dies after", "old dies while new starts", "old dies in meeting", "stop while new starts", "stop in meeting",
-    "no slots", "grow twice", "double", "shrink", "rounds",
+    "no slots", "grow twice", "double", "shrink", "host lost", "host cut off",
+    "rounds",
 ]  # fmt: skip
 
 
@@ -94,7 +104,13 @@ class Orders:
         self._mine = [(*str(moment).split(), what) for who, moment, what in orders if who == number]
         self.num_wanted = int(os.environ.get("GLUON_PARALLEL_NUM_WORKERS", 1))
         meet = meeting.connect
-        meeting.connect = lambda *arguments: [self._begun.touch(), self.start("meet"), meet(*arguments)][-1]
+
+        def begin_and_meet(*arguments):
+            self._begun.touch()
+            self.start("meet")
+            return meet(*arguments)
+
+        meeting.connect = begin_and_meet
         if IS_NEW:
             threading.Thread(target=self._wait, daemon=True).start()
 
@@ -119,6 +135,8 @@ class Orders:
     def _do(self, what: str) -> None:
         if what == "stop":
             os.kill(self._launcher, signal.SIGTERM)
+        elif what in ("lose", "unplug"):
+            print(NOW, flush=True)
         elif what == "full":
             pmix._Program = functools.partial(self._too_many, pmix._Program)
         elif what.startswith("slots"):
@@ -129,9 +147,9 @@ class Orders:
 
     def _too_many(self, make, *words):
         """Once, a program of which mpirun cannot start any process: there is no folder to start it in."""
-        *words, _folder, number, info, num_info = words
+        *first, _folder, number, info, num_info = words
         pmix._Program = make
-        return make(*words, b"/there/is/no/such/folder", number, info, num_info)
+        return make(*first, b"/there/is/no/such/folder", number, info, num_info)
 
 
 def train(options, orders: list) -> None:
@@ -196,7 +214,7 @@ def launch(options, folder: Path, orders: list, joining: bool = True):
     words = ["--net", options.net, "--dtype", options.dtype, "--file", str(file), "--steps", str(options.steps)]
     words += ["--launcher", str(os.getpid()), "--hosts", str(hosts)]
 
-    def start(orders):
+    def start(orders) -> Any:
         return gp.launch.launch(
             __file__, [*words, "--orders", json.dumps(orders)], options.processes, devices="cpu:1",
             timeout=options.timeout, logs=str(logs), live=False, announces=options.verbose,
@@ -204,7 +222,10 @@ def launch(options, folder: Path, orders: list, joining: bool = True):
             hostfile=str(hosts) if joining else None,
         )  # fmt: skip
 
-    result = start(orders)
+    lost = [what for *_, what in orders if what in ("lose", "unplug")]
+    result = (
+        launch_on_hosts(options, folder, [*words, "--orders", json.dumps(orders)], *lost) if lost else start(orders)
+    )
     if result.exit_code == 128 + signal.SIGTERM and any(what == "stop" for *_, what in orders):
         result = start([])  # it goes on from its checkpoint
     said = sorted(
@@ -213,6 +234,32 @@ def launch(options, folder: Path, orders: list, joining: bool = True):
     weights = dict(np.load(file)) if file.exists() else {}
     noted = json.loads(Path(f"{file}.json").read_text()) if weights else {"sizes": [], "lengths": [], "memory": []}
     return weights, noted, result, said
+
+
+def launch_on_hosts(options, folder: Path, words: list[str], what: str) -> Any:
+    """Launch on hosts with a place for one process each, one more than processes; that of the last one is lost."""
+    num, logs = options.processes, folder / "logs"
+    log, ended = logs / f"rank-{num - 1}.log", threading.Event()
+    with host_namespaces.hosts(num + 1) as made:
+
+        def wait_and_lose():
+            while not ended.wait(0.02):
+                if log.exists() and NOW in log.read_text():
+                    getattr(made, what)(num - 1)
+                    return
+
+        watching = threading.Thread(target=wait_and_lose)
+        watching.start()
+        options_of_launch = ["-n", num, "--min-processes", 1, "--max-processes", num, "--devices", "cpu:1", "--quiet"]
+        command = made.launching(1, *options_of_launch, "--timeout", options.timeout, "--logs", logs, __file__, *words)
+        try:
+            done = made.run(0, command, seconds=900)
+        finally:
+            ended.set()
+            watching.join()
+    if options.verbose:
+        print(done.stderr)
+    return types.SimpleNamespace(exit_code=done.returncode, failure=done.stderr)
 
 
 def left_behind(file: Path) -> int:
@@ -231,7 +278,7 @@ def main() -> int:
     parser.add_argument("--net", choices=list(NETS), default="lenet", help="what is trained (lenet)")
     parser.add_argument("--dtype", choices=list(LARGEST), default="float64", help="of weights (float64)")
     parser.add_argument("--runs", type=int, default=20, help="of each kind (20)")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS[:-1], help="what happens (all but rounds)")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS[:-3], help="what happens (all but 3)")
     parser.add_argument("--processes", type=int, default=3, help="that begin (3)")
     parser.add_argument("--steps", type=int, default=300, help="of each run (300)")
     parser.add_argument("--seed", type=int, default=0, help="of what happens when (0)")

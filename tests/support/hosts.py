@@ -1,6 +1,7 @@
 """Hosts on this machine, made of namespaces: they share neither network nor process numbers.
 
-Each has a cable (veth) to a switch (a bridge), and a shell that stands in for ssh. Files are shared, as over NFS.
+Each has a cable (veth) to a switch (a bridge), and a shell that stands in for ssh. Files are shared, as over NFS, but
+for temporary ones.
 """
 
 import contextlib
@@ -8,6 +9,7 @@ import functools
 import json
 import os
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -68,8 +70,18 @@ class Hosts:
         """Take a host's cable away."""
         _on(self.inits[number], "ip", "link", "set", "cable", "down")
 
+    def plug(self, number):
+        """Give it back."""
+        _on(self.inits[number], "ip", "link", "set", "cable", "up")
+
+    def lose(self, number):
+        """End a host with all that runs on it; its cable is gone as well."""
+        os.kill(self.inits[number], signal.SIGKILL)
+
     def processes(self, number):
-        """Process numbers of what runs on a host, beside its first process."""
+        """Process numbers of what runs on a host, beside its first process; none on one that is lost."""
+        if not os.path.exists(f"/proc/{self.inits[number]}/ns/pid"):
+            return []
         mine, found = os.stat(f"/proc/{self.inits[number]}/ns/pid").st_ino, []
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
@@ -94,13 +106,16 @@ def hosts(num, megabits=None, called=None):
             Path(folder, "hosts").write_text("127.0.0.1 localhost\n" + table)
         called = ("switch", *(called or (f"host-{number}" for number in range(num))))
         switch, *inits = [stack.enter_context(_host(name)) for name in called]
+        for name in names:
+            Path(folder, name).mkdir()
         _on(switch, "ip", "link", "add", "switch", "type", "bridge")
         _on(switch, "ip", "link", "set", "switch", "up")
         for number, (name, address, init) in enumerate(zip(names, addresses, inits)):
             if names is not addresses:
                 _on(init, "mount", "--bind", f"{folder}/hosts", "/etc/hosts", namespace="--mount")
             port, cable = f"port{number}", ["type", "veth", "peer", "name", "cable", "netns", str(init)]
-            Path(folder, name).mkdir()
+            for other in {*names} - {name}:
+                _on(init, "mount", "-t", "tmpfs", "tmpfs", str(Path(folder, other)), namespace="--mount")
             _on(switch, "ip", "link", "add", "name", port, *cable)
             _on(switch, "ip", "link", "set", port, "master", "switch", "up")
             _on(init, "ip", "addr", "add", f"{address}/24", "dev", "cable")
@@ -153,9 +168,11 @@ def _answer(asked, inits, temporary):
         name, words, folder, environment = json.loads(message)
         # mpirun's daemons name their files after process numbers, which two hosts have in common.
         environment["TMPDIR"] = str(Path(temporary, name))
-        enter = ["nsenter", "--target", str(inits[name]), "--net", "--pid", "--uts", "--mount"]
-        enter += ["sh", "-c", 'cd "$0" && exec sh -c "$1"', folder, words]
-        status = subprocess.call(enter, env=environment, stdin=files[0], stdout=files[1], stderr=files[2])
+        status = 255  # of a host that is not there
+        if name in inits:
+            enter = ["nsenter", "--target", str(inits[name]), "--net", "--pid", "--uts", "--mount"]
+            enter += ["sh", "-c", 'cd "$0" && exec sh -c "$1"', folder, words]
+            status = subprocess.call(enter, env=environment, stdin=files[0], stdout=files[1], stderr=files[2])
         for file in files:
             os.close(file)
         with contextlib.suppress(OSError):  # it was killed meanwhile

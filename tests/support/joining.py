@@ -43,7 +43,8 @@ class Orders:
     """What is to happen to which process, in words ``number:moment:what``.
 
     A moment is a number of steps, ``begin`` (of a process that joins, before gp.prepare), ``meet`` or ``meet+5`` (5 ms
-    after those that train begin to meet a new one); what happens is a signal, ``sleep`` or, at the beginning, ``net``.
+    after those that train begin to meet a new one); what happens is a signal, ``sleep``, ``host`` (it waits until its
+    host is lost) or, at the beginning, ``net``.
     """
 
     def __init__(self, words):
@@ -59,7 +60,8 @@ class Orders:
         what = self._mine.pop(str(moment), "")
         if what.startswith("SIG"):
             os.kill(os.getpid(), getattr(signal, what))
-        elif what == "sleep":
+        elif what in ("sleep", "host"):
+            print(f"waits at {moment}", flush=True)
             time.sleep(1000)
         return what
 
@@ -75,10 +77,11 @@ def main(file, folder, kind, epochs, *words):
     trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01}, kvstore=store)
     loss = gluon.loss.SoftmaxCrossEntropyLoss()
     train = gluon.data.DataLoader(data, BATCH, shuffle=True)
+    run = gp.Run(folder, log_every=1)  # so that a row of a step waits to be written whenever a process joins
     average = gp.ExponentialMovingAverage(net, decay=0.9)
     if kind == "prepare":
         training, train = gp.prepare(
-            net, loss, trainer, train, store=store, sync_batch_norm=True, run=folder, saved={"average": average}
+            net, loss, trainer, train, store=store, sync_batch_norm=True, run=run, saved={"average": average}
         )
         step, loop = training.step, training.epochs(epochs)
     else:

@@ -84,8 +84,9 @@ class Group:
             try:
                 self._connections = [listener.accept()[0] for _ in range(num)]
             except TimeoutError:
+                said = self._said()
                 self.end()
-                raise Ended(f"the processes have not come: {self._said()}") from None
+                raise Ended(f"the processes have not come within {SECONDS} s: {said}") from None
         for connection in self._connections:
             connection.settimeout(SECONDS)
         streams = [connection.makefile("rw", encoding="utf-8") for connection in self._connections]

@@ -414,6 +414,7 @@ class Loop:
 
     def content(self) -> dict[str, Any]:
         """What a process that joins begins with beside net, trainer and the positions of loaders."""
+        self._settle()  # the rows of steps that it has not made are not for it to sum up with the others
         return progress.content(self)
 
     def take(self, content: Mapping[str, Any]) -> None:

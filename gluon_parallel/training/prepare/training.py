@@ -241,7 +241,10 @@ class Training(Loop):
         Raises:
             NotFinite: a weight is NaN or infinite.
         """
-        kvstore.together(self.store, self._parallel.update)
+        if self._parallel.has_accumulated:
+            kvstore.together(self.store, self._parallel.update)
+        else:  # nothing that the others take part in: they need not come here
+            self._parallel.update()
 
     _finish_updates = update
 
