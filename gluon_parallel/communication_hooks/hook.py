@@ -116,7 +116,6 @@ class StoreCompression(NamedTuple):
     """A communication hook that is no function: the store ``mpi`` compresses, as by ``compression_params``."""
 
     compression_params: dict[str, Any]
-    only_between_processes = True  # as of `StatefulHook`; no field
 
 
 float16 = StoreCompression({"type": "fp16"})

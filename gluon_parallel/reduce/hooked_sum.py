@@ -52,7 +52,8 @@ def connect(trainer: mx.gluon.Trainer, hook: Any, store: Any) -> None:
             f"{where}: hooks need the store mpi, and the trainer's is {getattr(store, 'type', store)!r}; leave it "
             "out, or start the processes with gluon-parallel launch and make the store by gp.kvstore.create('mpi')"
         )
-    if getattr(hook, "only_between_processes", False) and not is_distributed(store):
+    is_for_several = isinstance(hook, StoreCompression) or getattr(hook, "only_between_processes", False)
+    if is_for_several and not is_distributed(store):
         warn(
             f"{where}: gradients are compressed on their way to other processes, and this process is alone, so they "
             "are not. Over several processes the results will differ from these; for the same ones, leave it out",
