@@ -93,7 +93,10 @@ class LaunchEngine:
         return []
 
     def check(self) -> Optional[str]:
-        """Raise LaunchError if it cannot be used; return what is worth saying aloud."""
+        """Raise LaunchError if it cannot be used; return what is worth saying aloud.
+
+        The launcher calls it of an engine made for that alone; what an attempt needs, such as a port, is not kept here.
+        """
         return None
 
     def roles(self) -> list[str]:
