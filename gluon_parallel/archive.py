@@ -24,7 +24,7 @@ from .errors import CheckpointError, NotFinite, OutputUnavailable
 
 VERSION = 1
 _FACTS = "facts.json"
-_PART = re.compile(r"\..+\.[0-9a-f]{32}\.part")  # name of a file that is being written
+_PARTIAL = re.compile(r"\..+\.[0-9a-f]{32}\.part")  # name of a file that is being written
 _DIGEST_LENGTH = 64  # hexadecimal digits of SHA-256
 _OTHER_FILES = {  # by their first bytes
     bytes([0x12, 1, 0, 0, 0, 0, 0, 0]): "a file of net.save_parameters, no checkpoint: write net.load_parameters({!r})",
@@ -63,8 +63,8 @@ def replace(path: Union[str, os.PathLike], content: Any) -> None:
     """
     path = Path(path)
     with writable(str(path)):
-        _remove_abandoned_parts(path.parent)
-        with _part_of(path) as file:
+        _remove_abandoned_files(path.parent)
+        with _partial_file(path) as file:
             content(file)
             file.flush()
             os.fsync(file.fileno())
@@ -78,7 +78,7 @@ def replace(path: Union[str, os.PathLike], content: Any) -> None:
 
 
 @contextlib.contextmanager
-def _part_of(path: Path) -> Iterator[Any]:
+def _partial_file(path: Path) -> Iterator[Any]:
     """A new file beside `path`, which is removed if the block raises; locked as long as this process writes it."""
     while True:
         with open(path.with_name(f".{path.name}.{uuid.uuid4().hex}.part"), "x+b") as file:
@@ -94,9 +94,9 @@ def _part_of(path: Path) -> Iterator[Any]:
             return
 
 
-def _remove_abandoned_parts(folder: Path) -> None:
+def _remove_abandoned_files(folder: Path) -> None:
     """Remove what killed processes have left of their writes: files that nobody has locked."""
-    for name in filter(_PART.fullmatch, os.listdir(folder)):
+    for name in filter(_PARTIAL.fullmatch, os.listdir(folder)):
         with contextlib.suppress(OSError), open(folder / name, "r+b") as file:  # locked, or removed meanwhile
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.unlink(file.name)

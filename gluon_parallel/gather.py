@@ -14,12 +14,12 @@ from .kvstore.contract import contract, is_distributed
 from .kvstore.process_rows import ProcessRows, RowForm, RowsOfAll, rows_over
 from .mxnet.compat import mx
 from .mxnet.compat.array_types import BFLOAT16, Nested, as_class_of, as_legacy, leaves, to_device
-from .split import at_each_place, map_arrays, map_parts, num_samples
+from .split import map_aligned, map_arrays, map_items, num_samples
 
 nd = mx.nd
 
 
-class _Place(int):
+class _ArrayNumber(int):
     """The number of an array, in its place in a nesting."""
 
 
@@ -124,7 +124,7 @@ def join_devices(shards: Sequence[Nested], axis: int) -> Nested:
         whole = _concatenated(list(map(_as_numbers, on_one)), axis)
         return as_class_of(whole.astype(arrays[0].dtype) if whole.dtype != on_one[0].dtype else whole, arrays[0])
 
-    return at_each_place(join, shards)
+    return map_aligned(join, shards)
 
 
 def _concatenated(arrays: Sequence[mx.nd.NDArray], axis: int) -> mx.nd.NDArray:
@@ -151,7 +151,7 @@ def gather_processes(own: Nested, num: int, rows: ProcessRows, axis: int) -> Row
         arrays = [array.swapaxes(0, axis) for array in arrays] if axis else arrays
     count = iter(range(len(arrays)))
     current = [isinstance(array, mx.np.ndarray) for array in flat(own)]
-    nesting = map_arrays(lambda _: _Place(next(count)), own), current
+    nesting = map_arrays(lambda _: _ArrayNumber(next(count)), own), current
     form = RowForm([array.shape[1:] for array in arrays], [np.dtype(array.dtype).name for array in arrays], nesting)
     return rows.gather(num, form, arrays)
 
@@ -184,4 +184,6 @@ def with_others(own: Nested | None, everyones: RowsOfAll, device: mx.Context, ax
 
 
 def _nested(nesting: Any, arrays: Sequence[Any]) -> Nested:
-    return arrays[nesting] if isinstance(nesting, _Place) else map_parts(lambda part: _nested(part, arrays), nesting)
+    return (
+        arrays[nesting] if isinstance(nesting, _ArrayNumber) else map_items(lambda part: _nested(part, arrays), nesting)
+    )

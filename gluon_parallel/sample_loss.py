@@ -55,7 +55,8 @@ def backward_per_sample(
         with mx.autograd.record():
             loss = run(*shard)
         weight = weight_of(loss, size, reduction)
-        mx.autograd.backward([loss], [head_of(loss.shape, loss.ctx, loss.dtype, weight * scale)])
+        is_one = weight * scale == 1  # which is MXNet's own head gradient
+        mx.autograd.backward([loss], None if is_one else [head_of(loss.shape, loss.ctx, loss.dtype, weight * scale)])
         return loss, weight
 
     with joint_pass():

@@ -24,14 +24,14 @@ def map_arrays(function: Callable[[Any], Any], data: Nested) -> Nested:
         return function(data)
     if type(data) in (tuple, list):
         return type(data)([map_arrays(function, part) for part in data])
-    return map_parts(lambda part: map_arrays(function, part), data)
+    return map_items(lambda part: map_arrays(function, part), data)
 
 
 def _is_array(data: Nested) -> bool:
     return isinstance(data, (mx.nd.NDArray, np.ndarray))
 
 
-def map_parts(function: Callable[[Nested], Nested], data: Nested) -> Nested:
+def map_items(function: Callable[[Nested], Nested], data: Nested) -> Nested:
     """The same tuple, list or dict with `function` applied to what stands in it; anything else as it is."""
     if isinstance(data, dict):
         mapped = copy.copy(data)  # also a defaultdict, whose constructor takes other arguments
@@ -43,14 +43,14 @@ def map_parts(function: Callable[[Nested], Nested], data: Nested) -> Nested:
     return type(data)(*parts) if hasattr(data, "_fields") else type(data)(parts)
 
 
-def at_each_place(function: Callable[[list], Any], parts: Sequence[Nested]) -> Nested:
+def map_aligned(function: Callable[[list], Any], parts: Sequence[Nested]) -> Nested:
     """`function` of the list of what stands at each place of equally nested parts, nested like them."""
     first = parts[0]
     if isinstance(first, dict):
-        return {key: at_each_place(function, [part[key] for part in parts]) for key in first}
+        return {key: map_aligned(function, [part[key] for part in parts]) for key in first}
     if not isinstance(first, (tuple, list)):
         return function(list(parts))
-    found = [at_each_place(function, each) for each in zip(*parts)]
+    found = [map_aligned(function, each) for each in zip(*parts)]
     return type(first)(*found) if hasattr(first, "_fields") else type(first)(found)
 
 
@@ -64,7 +64,7 @@ def with_arrays(data: Nested) -> Nested:
     if is_nested:
         parts = [leaf for _, leaf in leaves(data)]
         if isinstance(data, dict) or not parts or not all(isinstance(leaf, (numbers.Real, np.bool_)) for leaf in parts):
-            return map_parts(with_arrays, data)
+            return map_items(with_arrays, data)
     try:
         array = np.asarray(data, np.float32)  # as mx.nd.array makes of everything that is no array
     except (TypeError, ValueError) as error:
@@ -152,9 +152,9 @@ def _from_numpy(array: np.ndarray, device: mx.Context) -> mx.nd.NDArray:
         raise BatchMismatch(
             f"MXNet makes no array of the batch's array of dtype {array.dtype}: {error}; write array.astype('float32')"
         ) from None
-    place = mx.cpu() if _is_gpu(device) else device  # MXNet waits for a GPU where it gets an array of NumPy
+    via = mx.cpu() if _is_gpu(device) else device  # MXNet waits for a GPU where it gets an array of NumPy
     with mx.autograd.pause():  # a recorded copy would connect two devices, see `hand_written_loops`
-        return as_current(mx.nd.array(array, ctx=place, dtype=dtype).as_in_context(device))
+        return as_current(mx.nd.array(array, ctx=via, dtype=dtype).as_in_context(device))
 
 
 def _is_gpu(device: mx.Context) -> bool:

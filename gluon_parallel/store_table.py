@@ -11,7 +11,7 @@ class Row(NamedTuple):
 
     made_by: str  # a class of stores
     engine: str  # by which name ``gluon-parallel launch --engine`` knows what starts its processes
-    started_by: str  # an :class:`.Engine`
+    started_by: str  # an :class:`.LaunchEngine`
 
 
 # Name of a store -> its row. `launch`, `doctor` and `gp.kvstore.create` read it at every call. MXNet's other names
@@ -29,11 +29,11 @@ def load(path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def engines() -> dict[str, Any]:
+def launch_engines() -> dict[str, Any]:
     """Name of an engine -> its class, in the order of the table.
 
     Example:
-        >>> list(engines())[:3]
+        >>> list(launch_engines())[:3]
         ['mpi', 'ps', 'horovod']
     """
     return {row.engine: load(row.started_by) for row in STORES.values()}

@@ -74,7 +74,7 @@ INSIDE = {
         ["python_sums"],
         ["shared_memory/sums"],
         ["plan", "shared_memory/memory"],
-        ["shared_memory/parts", "startup"],
+        ["shared_memory/shards", "startup"],
         ["regrouping"],
         ["store"],
     ],

@@ -70,7 +70,14 @@ def test_a_function_is_called_on_one_process_too_and_what_it_returns_is_applied(
     assert seen == [([1, 0], 5, 0, 0, 1)]  # from the last parameter on
 
 
-@pytest.mark.parametrize("hook", [PowerSGD(), bfloat16, two_bits()], ids=repr)
+class BetweenProcesses(gp.communication_hooks.StatefulHook):
+    only_between_processes = True
+
+    def __repr__(self):
+        return "a new hook"
+
+
+@pytest.mark.parametrize("hook", [PowerSGD(), bfloat16, two_bits(), BetweenProcesses()], ids=repr)
 @pytest.mark.parametrize("store", [None, "mpi"])
 def test_a_hook_that_has_no_effect_on_one_process_says_so(hook, store):
     store = pytest.importorskip("mpi4py") and gp.kvstore.create(store) if store else None

@@ -40,6 +40,25 @@ def parallel_of(net, num_devices, loss=None, init=None, optimizer=("sgd", {"lear
     return gp.DataParallel(net, loss or gluon.loss.L2Loss(), trainer, **options)
 
 
+# With momentum, a lazy update moves the rows of the gradient alone: what no sample reached stays.
+LAZY = "sgd", {"learning_rate": 0.1, "momentum": 0.9}
+OPTIMIZERS = [(name, {"learning_rate": 0.1, "lazy_update": False}) for name in ("sgd", "adam")]
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate": 3}, {"clip_global_norm": 0.1}], ids=str)
+@pytest.mark.parametrize("how", [*OPTIMIZERS, LAZY], ids=["sgd", "adam", "lazy"])
+def test_sparse_gradients_train_like_dense_ones(options, how):
+    results = []
+    for sparse, number in [(how is LAZY, 1), (True, 3)]:
+        net = gluon.nn.Embedding(10, 4, sparse_grad=sparse, dtype="float64")
+        parallel = parallel_of(net, number, lambda out: (out**2).sum(axis=1), mx.init.One(), how, **options)
+        for words in ([1, 2, 2, 7, 1], [3, 1], [0, 1, 2, 3], [4], [5, 6, 8]) * 2:  # some devices have none
+            parallel.step(nd.array(words))
+        parallel.update()
+        results.append(net.weight.list_data()[-1].asnumpy())
+    np.testing.assert_allclose(results[1], results[0], rtol=1e-6, atol=1e-9)  # of clipping, norms are float32
+
+
 def test_nothing_to_train_is_refused_with_its_cause():
     net = gluon.nn.Dense(1, in_units=1)
     parallel = parallel_of(net, 2)

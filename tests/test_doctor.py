@@ -261,7 +261,7 @@ def test_each_probe_may_take_half_of_the_time_that_is_left(monkeypatch):
     ],
 )
 def test_without_an_import_no_training_and_no_exchange_is_tried(monkeypatch, missing, status, verdict, words, known):
-    real = {name: getattr(trials, name) for name in ("check_training", "check_engine", f"check_{missing}")}
+    real = {name: getattr(trials, name) for name in ("check_training", "check_launch_engine", f"check_{missing}")}
     sections, works = examined(monkeypatch, Says({}, status, "ImportError: x\n"), **real)
     assert the_finding(sections["Training"])[0] == verdict and words in the_finding(sections["Training"])[1]
     assert the_finding(sections["ps-lite"])[0] == ("warning" if status else verdict)

@@ -69,7 +69,7 @@ MORE_TIME = "-> gluon-parallel doctor --timeout 220"
 def test_what_is_wrong_has_a_verdict_a_sentence_and_a_cure(monkeypatch, check, probes, wanted, words):
     monkeypatch.setattr("gluon_parallel.cores.num_physical", lambda: 8)
     args = () if callable(check) else (check, ["-n", "2"])
-    verdict, said = the_finding(section_of(check if callable(check) else trials.check_engine, probes, *args))
+    verdict, said = the_finding(section_of(check if callable(check) else trials.check_launch_engine, probes, *args))
     assert verdict == wanted and words in said
 
 
@@ -81,7 +81,7 @@ def test_real_steps_are_trained():
 
 @needs_mpi
 def test_two_real_processes_exchange():
-    section = section_of(trials.check_engine, some_seconds(seconds=200), "mpi", ["-n", "2"])
+    section = section_of(trials.check_launch_engine, some_seconds(seconds=200), "mpi", ["-n", "2"])
     assert section.findings == [], section
     assert section.data["size 16 MB"]["right"] and "2 processes: Open MPI" in section.facts["sums of"]
 
@@ -147,13 +147,13 @@ def test_an_mpirun_that_is_missing_or_broken_is_named(tmp_path, monkeypatch, scr
         (tmp_path / "mpirun").write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / "mpirun").chmod(0o755)
     probes = some_seconds(tmp_path / "python", seconds=seconds)
-    verdict, said = the_finding(section_of(trials.check_engine, probes, "mpi", ["-n", "2"]))
+    verdict, said = the_finding(section_of(trials.check_launch_engine, probes, "mpi", ["-n", "2"]))
     assert verdict == wanted and words in said
 
 
 def test_horovod_that_is_not_installed_is_said_without_a_trial(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    section = section_of(trials.check_engine, Says({}), "horovod", [])
+    section = section_of(trials.check_launch_engine, Says({}), "horovod", [])
     assert section.findings == [] and "not needed" in section.facts["not installed,"]
 
 

@@ -13,7 +13,7 @@ import mxnet as mx
 from gluon_parallel.kvstore import handshake, work
 from gluon_parallel.kvstore.collective import gather
 from gluon_parallel.kvstore.contract import Contract, contract
-from gluon_parallel.kvstore.exchange import Exchange, open_store
+from gluon_parallel.kvstore.exchange import StatisticsExchange, open_store
 from gluon_parallel.kvstore.gathering import gathered
 from gluon_parallel.mxnet.engine import push
 
@@ -161,7 +161,7 @@ def test_layers_share_a_store_with_a_trainer():
     store = mx.kv.create("local")
     assert open_store("local") is open_store("local") and open_store(store) is store
     store.init(0, mx.nd.zeros(3))  # a trainer's first parameter
-    exchanges = [Exchange(store, "layer") for _ in range(3)]
+    exchanges = [StatisticsExchange(store, "layer") for _ in range(3)]
     for n, exchange in enumerate(exchanges):
         exchange.prepare(n + 1)
     for n, exchange in enumerate(exchanges):
@@ -169,13 +169,15 @@ def test_layers_share_a_store_with_a_trainer():
 
 
 def test_processes_that_are_out_of_step_are_told():
-    heard, _ = on_all(2, lambda worker: Exchange(worker, "layer", timeout=30).combine(3 + worker.rank, np.ones(2), 0))
+    heard, _ = on_all(
+        2, lambda worker: StatisticsExchange(worker, "layer", timeout=30).combine(3 + worker.rank, np.ones(2), 0)
+    )
     assert all("layer: the processes are out of step: process 0 at call 3, process 1 at call 4" in one for one in heard)
 
 
 def test_calls_that_go_backward_in_another_order_on_each_process_find_each_other(rng):
     servers, orders = Servers(2), ((8, 9), (9, 8))
-    exchanges = [Exchange(Worker(servers, rank), "layer", timeout=60) for rank in range(2)]
+    exchanges = [StatisticsExchange(Worker(servers, rank), "layer", timeout=60) for rank in range(2)]
     in_parallel([lambda exchange=exchange: exchange.prepare(2) for exchange in exchanges])
     vectors, sums = {call: rng.normal(size=(2, 2)) for call in (8, 9)}, []
 
@@ -212,7 +214,7 @@ def test_a_process_that_does_not_come_is_waited_for_no_longer_than_the_limit(mon
     assert len(leaving) == 1  # MXNet's own way out would wait for that sum
     store.release.set()
     store.release = threading.Event()
-    exchange = Exchange(store, "layer, forward", timeout=0.3)
+    exchange = StatisticsExchange(store, "layer, forward", timeout=0.3)
     with pytest.raises(gp.errors.BarrierTimeout, match=r"layer, forward, call 7: .*process 1 of 2 waited 0.3 s"):
         exchange.combine(7, np.ones(1), 0)
     store.release.set()

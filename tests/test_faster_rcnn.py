@@ -142,7 +142,7 @@ def test_proposals_get_the_targets_that_gluoncv_gives_them(rng, number, num_rois
 
     got = choose(rois, scores, label[:, :4], label[:, 4], draws)
     np.testing.assert_array_equal(got.rois, sampled[0][0].asnumpy())
-    for ours, theirs in zip([got.classes, got.places, got.mask], [wanted[0], wanted[3], wanted[2]]):
+    for ours, theirs in zip([got.classes, got.indices, got.mask], [wanted[0], wanted[3], wanted[2]]):
         np.testing.assert_array_equal(ours, theirs[0].asnumpy())
     counts = got.mask > 0  # elsewhere a target is of no consequence
     np.testing.assert_allclose(got.boxes[counts], wanted[1][0].asnumpy()[counts], rtol=1e-4, atol=1e-5)

@@ -349,7 +349,7 @@ KILLED = """
             waiting = [entry for entry in read(RECORDER.others[0]) if entry.kind != "rendezvous" and not entry.done]
             return len(waiting) == 2 and ("gather", 3) in [(entry.kind, entry.call) for entry in waiting]
         progress = RECORDER.progress
-        progress._try(progress._turn)  # receives what has come
+        progress._try(progress._drive_once)  # receives what has come
         if len(progress.lost.ahead(0)) == 2:
             questions.add(progress.lost._accounts[0].last[1])  # how long ago it came there
         return len(questions) > 1  # it has asked again, so it has the first answer

@@ -166,7 +166,7 @@ def place(monkeypatch):
 @pytest.mark.filterwarnings("ignore::gluon_parallel.errors.SeparateTraining")
 def test_a_child_of_a_process_that_has_opened_a_store_of_its_group_is_alone(monkeypatch):
     assert in_fork(environment.launched_rank) == 1  # a wrapper's child may take its place
-    with environment.taking_place():
+    with environment.taking_rank():
         assert environment.launched_rank() == 1 and environment.taken_by() is None
         assert in_fork(environment.taken_by) == os.getpid()
         assert in_fork(environment.launched_group) is None
@@ -178,10 +178,10 @@ def test_a_child_of_a_process_that_has_opened_a_store_of_its_group_is_alone(monk
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("name", [*STORES])
 def test_a_child_of_a_process_of_a_group_is_told_at_once_that_it_cannot_open_its_store(monkeypatch, name):
-    with environment.taking_place():
+    with environment.taking_rank():
         monkeypatch.setattr(os, "getpid", lambda: -1)
         with pytest.raises(
-            gp.errors.StoreUnavailable, match="has taken its place in the group.*create the store 'device'"
+            gp.errors.StoreUnavailable, match="has taken its rank in the group.*create the store 'device'"
         ):
             gp.kvstore.create(name)
         with pytest.warns(gp.errors.SeparateTraining, match="this one is alone"):
@@ -190,6 +190,6 @@ def test_a_child_of_a_process_of_a_group_is_told_at_once_that_it_cannot_open_its
 
 @pytest.mark.usefixtures("place")
 def test_a_store_that_cannot_be_opened_takes_no_place():
-    with pytest.raises(RuntimeError), environment.taking_place():
+    with pytest.raises(RuntimeError), environment.taking_rank():
         raise RuntimeError
     assert os.environ[environment._TAKEN] == ""

@@ -121,7 +121,7 @@ CONNECTED = """
 import json
 import gluon_parallel as gp, mxnet as mx, numpy as np
 from gluon_parallel.mxnet.device_threads import hand_written_loops
-from gluon_parallel.nn.sync_batch_norm.participants import groups_of
+from gluon_parallel.nn.sync_batch_norm.participants import sync_groups_of
 from mxnet import autograd, gluon, nd
 
 devices, x = [mx.cpu(0), mx.cpu(1), mx.cpu(2)], nd.array(np.random.RandomState(0).normal(size=(7, 4)))
@@ -185,7 +185,7 @@ def synchronised(hybridize):
 def with_a_short_backward_pass(net):  # its forward pass may take long on a busy machine
     head = HEADS["divided"](net)
     head.wait_to_read()
-    for group in groups_of(net):
+    for group in sync_groups_of(net):
         group.rendezvous.timeout = 2
     return head
 

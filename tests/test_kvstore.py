@@ -260,7 +260,7 @@ def test_a_store_that_cannot_be_made_is_refused_with_what_to_do(monkeypatch, nam
 )
 def test_a_missing_library_is_named_with_what_installs_it(monkeypatch, name, module, command):
     monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.setattr(startup, "engines", [])
+    monkeypatch.setattr(startup, "progress_engines", [])
     with pytest.raises(gp.errors.StoreUnavailable, match=f"(?s){module}.*{command}"):
         mx.kv.create(name)
 

@@ -89,7 +89,7 @@ def imitate_mpi(monkeypatch, size):
     """An MPI that sees so many processes, and which cannot be used."""
     world = types.SimpleNamespace(size=size)
     mpi = types.SimpleNamespace(COMM_WORLD=world, get_vendor=lambda: ("Open MPI", (9, 9, 9)))
-    monkeypatch.setattr(startup, "engines", [])
+    monkeypatch.setattr(startup, "progress_engines", [])
     monkeypatch.setattr(startup, "_mpi", lambda limit: mpi)
     monkeypatch.setattr(
         startup, "_communicator", lambda mpi, limit: (_ for _ in ()).throw(InterruptedError("communicator"))

@@ -220,7 +220,7 @@ def test_a_process_that_is_just_writing_its_row_does_not_wait_for_itself():
     progress = types.SimpleNamespace(rank=1, size=3, announce=lambda *_: None)
     shared = types.SimpleNamespace(progress=progress, members=[0, 1, 2], num_hosts=1)
     rows = KeySums(shared, b"0s:weight", b"float32 (4,)", [4], np.dtype("float32"))
-    rows.record.turn, rows.record.lines = 1, address_of(lines)
+    rows.record.next_number, rows.record.lines = 1, address_of(lines)
     lines[0].arrived = 1
     assert rows.ranks_missing("arrived", 1) == {2}
 

@@ -174,7 +174,7 @@ def rehearse(monkeypatch, script, tmp_path):
         result = launching.launch(script(""), num_workers=2, logs=str(tmp_path / "logs"), **options)
         return result, Rehearsal.made
 
-    monkeypatch.setattr(launching, "Group", Rehearsal)
+    monkeypatch.setattr(launching, "Launcher", Rehearsal)
     monkeypatch.setattr(engines.MPI, "check", lambda self: None)
     for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
@@ -247,11 +247,15 @@ def test_auto_means_the_devices_that_the_launcher_chose(monkeypatch):
 
 def test_a_first_rank_on_several_hosts_is_the_same_for_ps_lite_and_for_us():
     named = [Host("10.0.0.1", 1), Host("10.0.0.2", 2), Host("10.0.0.10", 1)]
-    assert [host.name for host in store_table.engines()["ps"].arrange(named)] == ["10.0.0.2", "10.0.0.10", "10.0.0.1"]
+    assert [host.name for host in store_table.launch_engines()["ps"].arrange(named)] == [
+        "10.0.0.2",
+        "10.0.0.10",
+        "10.0.0.1",
+    ]
 
 
 def test_nobody_else_is_given_the_schedulers_port_before_it_listens():
-    made = store_table.engines()["ps"](2, 1, [], "ssh", "127.0.0.1")
+    made = store_table.launch_engines()["ps"](2, 1, [], "ssh", "127.0.0.1")
     contact = "127.0.0.1", int(made.environment("scheduler", "127.0.0.1")["DMLC_PS_ROOT_PORT"])
     with made.kept, socket.socket() as other, socket.socket() as scheduler:
         with pytest.raises(OSError, match="in use"):

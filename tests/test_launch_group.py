@@ -22,7 +22,7 @@ from gluon_parallel import launch_engines as engines
 from gluon_parallel import store_table
 from gluon_parallel.launch import decisions, group, leftovers
 from gluon_parallel.launch.logs import Logs
-from gluon_parallel.launch_engines import Engine, agent
+from gluon_parallel.launch_engines import LaunchEngine, agent
 
 HEARTBEAT = Path(group.__file__).parents[1] / "kvstore" / "heartbeat.py"
 # What every script below begins with. Without -E it would find our packages, but 0.1 s later.
@@ -43,7 +43,7 @@ def send(text):
 """
 
 
-class Bare(Engine):
+class Bare(LaunchEngine):
     """Starts the agents of this machine without anybody's help."""
 
     def starts(self, contact):
@@ -77,7 +77,7 @@ def run(tmp_path, capsys):
         logs = tmp_path / "logs"
         logs.mkdir(exist_ok=True)
         book = Logs(logs, live)
-        watched = group.Group(made, order, book, 300.0, interrupts, min_processes)
+        watched = group.Launcher(made, order, book, 300.0, interrupts, min_processes)
         watched.decisions.ending.grace, watched.decisions.ending.hurry = grace, 0.5
         if interrupts:
             interrupts.group = watched
@@ -155,7 +155,7 @@ def test_every_process_has_its_log_and_its_prefix_and_nothing_is_left_or_heard_e
         wait_for(f"child{rank}")
         sys.stdout.write("no end of line, \N{SNOWMAN}")
         """,
-        store_table.engines()["mpi"],
+        store_table.launch_engines()["mpi"],
         num_workers=3,
     )
     assert failure is None
@@ -198,7 +198,7 @@ def test_processes_of_this_machine_are_started_here_whatever_hosts_a_batch_syste
     monkeypatch.chdir(tmp_path)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    failure, logs, _ = run(f"print(os.environ['{next(iter(variables))}'])", store_table.engines()["mpi"])
+    failure, logs, _ = run(f"print(os.environ['{next(iter(variables))}'])", store_table.launch_engines()["mpi"])
     assert failure is None
     assert [logs[f"rank-{rank}"] for rank in range(2)] == [f"{next(iter(variables.values()))}\n"] * 2
 
@@ -214,7 +214,7 @@ def test_what_the_launcher_ignores_its_agents_and_processes_ignore_too(run):
                 numbers = signal.SIGHUP, signal.SIGINT, signal.SIGTERM
                 print([number.name for number in numbers if int(mask, 16) >> number - 1 & 1])
             """,
-            store_table.engines()["mpi"],
+            store_table.launch_engines()["mpi"],
         )
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -238,7 +238,7 @@ def test_a_fault_of_one_rank_is_named_in_every_log_and_ends_all_wherever_they_ha
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(1000)
         """,
-        store_table.engines()["mpi"],
+        store_table.launch_engines()["mpi"],
         num_workers=3,
         live=False,
         grace=0.5,
@@ -389,7 +389,7 @@ def test_processes_that_horovodrun_starts_are_watched_alike(run, monkeypatch, tm
         time.sleep(1000 if rank == 0 else 0)
         sys.exit(5)
         """,
-        store_table.engines()["horovod"],
+        store_table.launch_engines()["horovod"],
     )  # it imports MXNet first, which takes seconds
     assert (failure.member, failure.exit_code) == ("rank 1", 5)
     assert "here" in logs["rank-0"] and "ended with status 5" in logs["rank-0"]
@@ -416,7 +416,7 @@ def test_processes_that_are_asked_to_stop_with_mpirun_get_the_time_to_save(run, 
         write(f"ready{rank}")
         rest()
         """,
-        store_table.engines()["mpi"],
+        store_table.launch_engines()["mpi"],
         interrupts=Signals(
             signal.SIGTERM, lambda _: 2 * all((tmp_path / f"ready{rank}").exists() for rank in range(2))
         ),
@@ -469,7 +469,7 @@ def test_a_stranger_who_connects_without_the_token_takes_nobodys_place(run, tmp_
 
 def test_a_connection_that_does_not_say_whose_it_is_is_closed(tmp_path, monkeypatch):
     monkeypatch.setattr(group, "_SAYS_WHO", 0.0)
-    waiting = group.Group(Bare(1, 0, [], "ssh", "127.0.0.1"), None, Logs(tmp_path), 300.0)
+    waiting = group.Launcher(Bare(1, 0, [], "ssh", "127.0.0.1"), None, Logs(tmp_path), 300.0)
     here, there = socket.socketpair()
     with here, waiting._selector:
         waiting._add(there)
@@ -483,7 +483,7 @@ def test_what_a_killed_mpirun_would_have_removed_from_shared_memory_is_removed(t
     segment = tmp_path / f"sm_segment.{socket.gethostname()}.{os.getuid()}.2b0001.0"
     for ends_by_itself in (True, False):
         segment.write_bytes(b"")
-        ending = group.Group(Bare(1, 0, [], "ssh", "127.0.0.1"), None, Logs(tmp_path), 300.0)
+        ending = group.Launcher(Bare(1, 0, [], "ssh", "127.0.0.1"), None, Logs(tmp_path), 300.0)
         ending.decisions.ending.hurry = -3.0 if not ends_by_itself else 0.0  # no time to end in
         command = ["true"] if ends_by_itself else ["sleep", "300"]
         ending._starters["mpirun"] = started = subprocess.Popen(command, start_new_session=True)

@@ -2,6 +2,7 @@
 
 import linecache
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,7 @@ import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel import launch_engines as engines
 from gluon_parallel.launch import in_notebook
+from gluon_parallel.launch.launching import Result
 from gluon_parallel.launch.member import Failure
 from gluon_parallel.launch_engines import agent
 
@@ -198,3 +200,18 @@ def test_ctrl_c_ends_all_processes(tmp_path):
     assert said.rstrip().endswith("KeyboardInterrupt")
     assert [agent.status(number)[0] for number in numbers] == ["", ""]
     assert {path.name for path in tmp_path.iterdir()} == {"sleeps-0", "sleeps-1"}
+
+
+def test_with_min_processes_those_that_came_to_the_end_return_and_others_may_join(monkeypatch):
+    given = {}
+
+    def launch(script, arguments, num_workers, engine, devices, **options):
+        given.update(options)
+        for rank in (10, 2):  # rank 0 and others were lost, and these took their places
+            (Path(arguments[0]) / f"result-{rank}.pickle").write_bytes(pickle.dumps(f"of {rank}"))
+        return Result(0, None, 0, Path(arguments[0]))
+
+    monkeypatch.setattr(in_notebook, "launch", launch)
+    wanted = {"min_processes": 1, "max_processes": 3, "hostfile": None, "host_discovery_script": "hosts.sh"}
+    assert gp.launch.notebook(print, num_processes=2, **wanted) == ["of 2", "of 10"]
+    assert wanted.items() <= given.items()

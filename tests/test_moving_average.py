@@ -180,6 +180,28 @@ def test_float16_weights_are_averaged_in_float32():
         assert net.weight.data().asnumpy().item() == np.float16(wanted)
 
 
+@pytest.mark.parametrize(("num_devices", "accumulate", "added"), [(2, 1, False), (1, 3, False), (2, 3, True)])
+def test_it_continues_bit_for_bit_from_a_checkpoint(tmp_path, num_devices, accumulate, added):
+    def begin():
+        net, trainer, step = make(num_devices, accumulate=accumulate)
+        return net, trainer, step, gp.ExponentialMovingAverage(net, trainer, 0.8, warmup=True)
+
+    net, trainer, step, average = begin()
+    train(step, average, range(4))
+    step.update()  # of what is accumulated
+    if added:
+        average.update()
+    path = gp.checkpoint.save(tmp_path / "state.npz", net, trainer, epoch=4, average=average)
+    train(step, average, range(4, 9))
+    again, again_trainer, again_step, again_average = begin()
+    assert gp.checkpoint.load(path, again, again_trainer, average=again_average) == {"epoch": 4}
+    train(again_step, again_average, range(4, 9))
+    assert again_average.num_updates == average.num_updates
+    wanted = averages(net, average)
+    for name, value in averages(again, again_average).items():
+        np.testing.assert_array_equal(value, wanted[name], err_msg=name)
+
+
 def test_it_loads_on_other_devices_and_without_a_trainer(tmp_path):
     net, trainer, step = make(2)
     average = gp.ExponentialMovingAverage(net, trainer, 0.8)

@@ -9,7 +9,7 @@ from profiling_nets import DEVICES, LOSS, batch, net_of, profiled, trainer_of
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.commands.profiling import analysis, parts
+from gluon_parallel.commands.profiling import activities, analysis
 from gluon_parallel.commands.profiling import recording as recordings
 from gluon_parallel.commands.profiling.recording import Operator, Span
 from mxnet import autograd, gluon
@@ -41,9 +41,9 @@ def test_each_step_of_each_device_is_covered_by_pieces_in_order_which_add_up(tra
             assert [piece.begin for piece in step] == edges[:-1]
             assert edges[-1] == end
             assert edges == sorted(edges)
-        together = sum(timeline.seconds(part) for part in parts.PARTS)
+        together = sum(timeline.seconds(part) for part in activities.ACTIVITIES)
         assert together == pytest.approx(np.mean(timeline.durations()), rel=1e-9)
-        assert all(timeline.seconds(part) > 0 for part in parts.COMPUTING)
+        assert all(timeline.seconds(part) > 0 for part in activities.COMPUTING)
 
 
 def test_each_step_goes_forward_backward_and_is_updated(trained):
@@ -62,9 +62,9 @@ def test_each_step_goes_forward_backward_and_is_updated(trained):
         assert all(one < other for one, other in zip(forward, backward))
         assert all(one < other for one, other in zip(begins("_backward_FullyConnected"), firsts))
         for name in ("Convolution", "Activation", "Pooling", "FullyConnected", "mean"):
-            assert (parts.FORWARD, name) in timeline.operators
-            assert (parts.BACKWARD, name) not in timeline.operators
-            assert (parts.BACKWARD, f"_backward_{name}") in timeline.operators
+            assert (activities.FORWARD, name) in timeline.operators
+            assert (activities.BACKWARD, name) not in timeline.operators
+            assert (activities.BACKWARD, f"_backward_{name}") in timeline.operators
 
 
 def test_an_operator_goes_forward_while_gradients_that_need_no_values_are_there_already():
@@ -88,8 +88,8 @@ def test_an_operator_goes_forward_although_its_gradient_ran_before_the_step_bega
         spans=[Span("step", 0, 1), Span("step", 100, 101)],
     )  # fmt: skip
     (timeline,) = analysis._timelines(recording, [], 2)
-    assert (parts.FORWARD, "mean") in timeline.operators
-    assert (parts.BACKWARD, "mean") not in timeline.operators
+    assert (activities.FORWARD, "mean") in timeline.operators
+    assert (activities.BACKWARD, "mean") not in timeline.operators
 
 
 def test_a_devices_operators_take_what_its_computing_takes(trained):
@@ -101,8 +101,8 @@ def test_a_devices_operators_take_what_its_computing_takes(trained):
         passes = [one for one in recording.passes if one.device == timeline.device]
         times = [(one.begin, one.end) for one in runs]
         times += [pair for one in passes for pair in ((one.began, one.arrived), (one.reduced, one.ended))]
-        expected = parts.overlap(times, [(recording.marks[number][0], recording.marks[number][-1])]) / 1e9 / 3
-        assert timeline.seconds(*parts.COMPUTING) == pytest.approx(expected, rel=0.05)
+        expected = activities.overlap(times, [(recording.marks[number][0], recording.marks[number][-1])]) / 1e9 / 3
+        assert timeline.seconds(*activities.COMPUTING) == pytest.approx(expected, rel=0.05)
 
 
 def test_passes_reading_and_steps_are_recorded_with_what_they_wait_for(trained):
@@ -149,9 +149,10 @@ def test_a_hand_written_loop_is_profiled_by_its_trainer_steps(tmp_path):
     assert analysis.recordings[0].is_by_hand
     assert analysis.recordings[0].would_convert == {"global average pooling": 1}  # the net is found by its parameters
     assert all(
-        timeline.seconds(parts.BACKWARD) > 0 < timeline.seconds(parts.LAUNCHING) for timeline in analysis.timelines
+        timeline.seconds(activities.BACKWARD) > 0 < timeline.seconds(activities.LAUNCHING)
+        for timeline in analysis.timelines
     )
-    assert analysis.seconds(parts.SCRIPT) == 0  # between two trainer steps the loop launches
+    assert analysis.seconds(activities.SCRIPT) == 0  # between two trainer steps the loop launches
 
 
 @pytest.mark.parametrize("head", ['{"traceEvents": [', '{"traceEvents": [,', ","])  # of a process's later files
@@ -167,8 +168,9 @@ def test_accumulated_steps_have_no_update(tmp_path):
     parallel = gp.DataParallel(net, LOSS, trainer_of(net), accumulate=2)
     (timeline, _) = profiled(tmp_path, lambda: parallel.step(*batch()), num=6, steps=4, skip=2).analysis.timelines
     assert len(timeline.steps) == 4
-    updated = [any(piece.part == parts.UPDATE and piece.end - piece.begin for piece in step) for step in timeline.steps]
-    names = [name for part, name in timeline.operators if part == parts.UPDATE and "sgd" in name]
+    updates = [[one for one in step if one.activity == activities.UPDATE] for step in timeline.steps]
+    updated = [any(one.end - one.begin for one in step) for step in updates]
+    names = [name for part, name in timeline.operators if part == activities.UPDATE and "sgd" in name]
     assert names
     assert updated[1] and updated[3]
 
@@ -190,7 +192,8 @@ def test_a_pipeline_is_profiled(tmp_path, pipeline_step):
     analysis = profiled(tmp_path, lambda: pipe.step(*arguments)).analysis
     assert [timeline.device for timeline in analysis.timelines] == ["cpu(0)", "cpu(1)"]
     assert all(
-        timeline.seconds(parts.FORWARD) > 0 < timeline.seconds(parts.BACKWARD) for timeline in analysis.timelines
+        timeline.seconds(activities.FORWARD) > 0 < timeline.seconds(activities.BACKWARD)
+        for timeline in analysis.timelines
     )
 
 

@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 from profiling_recordings import MS, USUAL, recording
 
-from gluon_parallel.commands.profiling import parts
+from gluon_parallel.commands.profiling import activities
+from gluon_parallel.commands.profiling.activities import Interval, split_step
 from gluon_parallel.commands.profiling.analysis import Analysis
 from gluon_parallel.commands.profiling.findings import findings, summary
 from gluon_parallel.commands.profiling.page import write_trace
-from gluon_parallel.commands.profiling.parts import Interval, cut
 from gluon_parallel.commands.profiling.recording import Operator, offset
 
 NOTHING = "The devices compute 100% of the time, and nothing stands out."
 SLOW = [(what, 2 * time) for what, time in USUAL]
-LONG_UPDATE = [(parts.FORWARD, 30), (parts.BACKWARD, 40), (parts.UPDATE, 30)]
-POOLING = [(parts.FORWARD, 30), (parts.BACKWARD, 42), ("pooling", 18), (parts.UPDATE, 10)]
+LONG_UPDATE = [(activities.FORWARD, 30), (activities.BACKWARD, 40), (activities.UPDATE, 30)]
+POOLING = [(activities.FORWARD, 30), (activities.BACKWARD, 42), ("pooling", 18), (activities.UPDATE, 10)]
 CONVERTED = {"would_convert": {"global average pooling": 1}}
-LATE = [[*USUAL, ("exchange", 100)], [(parts.FORWARD, 75), *USUAL, ("exchange", 25)]]
-EARLY = [*USUAL[:2], (parts.LAUNCHING, 20), (parts.SUM, 1), (parts.UPDATE, 10)]
+LATE = [[*USUAL, ("exchange", 100)], [(activities.FORWARD, 75), *USUAL, ("exchange", 25)]]
+EARLY = [*USUAL[:2], (activities.LAUNCHING, 20), (activities.SUM, 1), (activities.UPDATE, 10)]
 FIFTH = "20% of the step (25.0 ms)"
 
 # work of the devices of each process, more about their recordings, what sentences say
@@ -28,33 +28,44 @@ SENTENCES = {
     "one step": ([[USUAL, SLOW]], {"num_steps": 1}, ["Too few steps were measured for findings: 1, "]),
     "two steps": ([[USUAL, SLOW]], {"num_steps": 2}, ["or skip fewer: --skip 1 of gluon-parallel profile"]),
     "slow process": (
-        [[SLOW], [[*USUAL, (parts.LAUNCHING, 100)]]], {},
+        [[SLOW], [[*USUAL, (activities.LAUNCHING, 100)]]], {},
         ["Rank 0 is 2.0 times slower: it computes 200 ms per step, the other processes 100 ms. All wait for it;"],
     ),
     "slow device": ([[USUAL, SLOW]], {}, ["cpu(1) is 2.0 times slower: it computes 200 ms per step, the"]),
     "slow device of a process": ([[USUAL, SLOW]] * 2, {}, ["cpu(1) of rank 0 is 2.0 times slower"]),
-    parts.READING: ([[[(parts.READING, 25), *USUAL]]], {}, [f"The devices wait for data {FIFTH}: read ahead in more"]),
-    parts.SCRIPT: (
-        [[[(parts.SCRIPT, 25), *USUAL]]], {}, [f"The devices wait for the script between two steps {FIFTH}: look"],
+    activities.READING: (
+        [[[(activities.READING, 25), *USUAL]]], {},
+        [f"The devices wait for data {FIFTH}: read ahead in more"],
     ),
-    parts.LAUNCHING: (
-        [[[*USUAL, (parts.LAUNCHING, 25)]]], {}, [f"The devices wait for Python to launch operators {FIFTH}: write"],
+    activities.SCRIPT: (
+        [[[(activities.SCRIPT, 25), *USUAL]]], {},
+        [f"The devices wait for the script between two steps {FIFTH}: look"],
+    ),
+    activities.LAUNCHING: (
+        [[[*USUAL, (activities.LAUNCHING, 25)]]], {},
+        [f"The devices wait for Python to launch operators {FIFTH}: write"],
     ),
     "a loop written by hand": (
-        [[[*USUAL, (parts.LAUNCHING, 25)]]], {"is_by_hand": True},
+        [[[*USUAL, (activities.LAUNCHING, 25)]]], {"is_by_hand": True},
         ["The devices wait for the loop, which launches operators or does something else, 20% of"],
     ),
-    parts.ENGINE: (
-        [[[*USUAL, (parts.ENGINE, 25)]]], {},
+    activities.ENGINE: (
+        [[[*USUAL, (activities.ENGINE, 25)]]], {},
         [f"The devices wait for MXNet's engine to start what is launched {FIFTH}: leave a core"],
     ),
-    parts.SUM: ([[[*USUAL, (parts.SUM, 25)]]], {}, [f"Adding up the gradients of the devices takes {FIFTH}: use"]),
-    parts.DEVICES: (
-        [[[*USUAL, (parts.DEVICES, 25)]]], {},
+    activities.SUM: (
+        [[[*USUAL, (activities.SUM, 25)]]], {},
+        [f"Adding up the gradients of the devices takes {FIFTH}: use"],
+    ),
+    activities.DEVICES: (
+        [[[*USUAL, (activities.DEVICES, 25)]]], {},
         ["The devices wait 20% of the step (25.0 ms) for each other in SyncBatchNorm layers, most in norm0 (25"],
     ),
-    "small parts": ([[[(parts.READING, 0.4), *USUAL, (parts.SUM, 0.4)]]], {}, [NOTHING.replace("100%", "99%")]),
-    parts.UPDATE: (
+    "short activities": (
+        [[[(activities.READING, 0.4), *USUAL, (activities.SUM, 0.4)]]], {},
+        [NOTHING.replace("100%", "99%")],
+    ),
+    activities.UPDATE: (
         [[LONG_UPDATE]], {},
         ["The update takes 30% of the step (30.0 ms): make the batch larger, or update less often: DataParallel("],
     ),
@@ -64,7 +75,8 @@ SENTENCES = {
          "The exchange of gradients with other processes takes 12% of the step (25.0"],
     ),
     "the end of the backward pass": (
-        [[EARLY, [(parts.FORWARD, 30), (parts.BACKWARD, 80), (parts.LAUNCHING, 1), (parts.UPDATE, 10)]]], {},
+        [[EARLY, [(activities.FORWARD, 30), (activities.BACKWARD, 80), (activities.LAUNCHING, 1),
+                  (activities.UPDATE, 10)]]], {},
         ["(10.0 ms) for each other before the gradients are summed"],
     ),
     "pooling": (
@@ -83,7 +95,8 @@ SENTENCES = {
     ),
     "a container": ([[USUAL]], {"busy": 0.8, "idle": float("nan")}, ["60% of the 2 cores are idle"]),
     "the costliest first": (
-        [[[(parts.READING, 20), *USUAL, (parts.LAUNCHING, 60)]]], {}, ["launch operators", "The devices wait for data"],
+        [[[(activities.READING, 20), *USUAL, (activities.LAUNCHING, 60)]]], {},
+        ["launch operators", "The devices wait for data"],
     ),
 }  # fmt: skip
 
@@ -105,26 +118,30 @@ def test_a_step_that_takes_much_longer_is_named():
 
 def test_waiting_is_told_from_the_transfer_and_from_sums_of_one_process():
     timelines = Analysis([recording(work, rank=rank) for rank, work in enumerate(LATE)]).timelines
-    times = [(one.seconds(parts.LATE), one.seconds(parts.TRANSFER)) for one in timelines]
+    times = [(one.seconds(activities.LATE), one.seconds(activities.TRANSFER)) for one in timelines]
     assert np.ravel(times) == pytest.approx([0.075, 0.025, 0, 0.025])
     (timeline,) = Analysis([recording([*USUAL, ("exchange", 25)])]).timelines
-    assert (timeline.seconds(parts.SUM), timeline.seconds(parts.TRANSFER), timeline.exchanged) == pytest.approx(
-        (0.025, 0, 0)
-    )
-    late = [(parts.FORWARD, 30), (parts.BACKWARD, 80), (parts.LAUNCHING, 1), (parts.UPDATE, 10)]
-    devices = [timeline.seconds(parts.DEVICES) for timeline in Analysis([recording(EARLY, late)]).timelines]
+    assert (
+        timeline.seconds(activities.SUM),
+        timeline.seconds(activities.TRANSFER),
+        timeline.exchanged,
+    ) == pytest.approx((0.025, 0, 0))
+    late = [(activities.FORWARD, 30), (activities.BACKWARD, 80), (activities.LAUNCHING, 1), (activities.UPDATE, 10)]
+    devices = [timeline.seconds(activities.DEVICES) for timeline in Analysis([recording(EARLY, late)]).timelines]
     assert devices == pytest.approx([0.02, 0])
 
 
 def test_an_exchange_behind_the_backward_pass_is_hidden():
-    both = [recording([*USUAL, (parts.LAUNCHING, 20)], rank=rank) for rank in range(2)]
+    both = [recording([*USUAL, (activities.LAUNCHING, 20)], rank=rank) for rank in range(2)]
     for one in both:  # an exchange from 70 to 120 ms of each step; until 100 the device computes
         begins = [begin + 70 * MS for begin in one.marks[0][:-1]]
         one.operators += [Operator(0, "gluon_parallel.mpi key 0", begin, begin + 50 * MS) for begin in begins]
         one.operators.sort(key=lambda operator: operator.begin)
     analysis = Analysis(both)
     timeline = analysis.timelines[0]
-    assert (timeline.exchanged, timeline.hidden, timeline.seconds(parts.TRANSFER)) == pytest.approx((0.05, 0.03, 0.02))
+    assert (timeline.exchanged, timeline.hidden, timeline.seconds(activities.TRANSFER)) == pytest.approx(
+        (0.05, 0.03, 0.02)
+    )
     assert "and 60% of that of the gradients is hidden" in findings(analysis)[0]
 
 
@@ -133,28 +150,30 @@ def test_what_begins_before_a_steps_mark_counts_in_both_steps():
     one = recording(USUAL)
     one.marks = [[mark + 5 * MS for mark in marks] for marks in one.marks]
     [timeline] = Analysis([one]).timelines
-    assert timeline.seconds(parts.FORWARD) == pytest.approx(3 * 0.03 / 4)  # the first one began before the recording
-    assert timeline.seconds(parts.UPDATE) == pytest.approx(0.01)
+    assert timeline.seconds(activities.FORWARD) == pytest.approx(
+        3 * 0.03 / 4
+    )  # the first one began before the recording
+    assert timeline.seconds(activities.UPDATE) == pytest.approx(0.01)
 
 
-def test_pieces_cover_a_step_and_the_first_part_of_what_overlaps_counts():
+def test_pieces_cover_a_step_and_the_first_activity_of_what_overlaps_counts():
     rng = np.random.default_rng(5)
     for _ in range(20):
-        names = [parts.PARTS[number] for number in rng.integers(len(parts.PARTS), size=30)]
+        names = [activities.ACTIVITIES[number] for number in rng.integers(len(activities.ACTIVITIES), size=30)]
         intervals = [Interval(name, *sorted(map(int, rng.integers(-20, 120, 2)))) for name in names]
-        pieces = cut(0, 100, intervals, parts.SCRIPT)
-        there = [[one.part for one in intervals if one.begin <= moment < one.end] for moment in range(100)]
-        by_moment = [min(names, key=parts.PARTS.index, default=parts.SCRIPT) for names in there]
+        pieces = split_step(0, 100, intervals, activities.SCRIPT)
+        there = [[one.activity for one in intervals if one.begin <= moment < one.end] for moment in range(100)]
+        by_moment = [min(names, key=activities.ACTIVITIES.index, default=activities.SCRIPT) for names in there]
         assert [part for part, begin, end in pieces for _ in range(begin, end)] == by_moment
-        assert all(first.part != second.part for first, second in zip(pieces, pieces[1:]))
+        assert all(first.activity != second.activity for first, second in zip(pieces, pieces[1:]))
     for _ in range(300):
         first, second = ([(a, a + n) for a, n in rng.integers(0, 20, (num, 2)).tolist()] for num in (4, 3))
         moments = ({time for interval in intervals for time in range(*interval)} for intervals in (first, second))
-        assert parts.overlap(first, second) == len(set.intersection(*moments)), (first, second)
+        assert activities.overlap(first, second) == len(set.intersection(*moments)), (first, second)
 
 
 def test_a_recording_on_the_clock_of_another_host_is_the_same_at_another_time():
-    one = recording([*USUAL, (parts.DEVICES, 10), ("exchange", 10)])
+    one = recording([*USUAL, (activities.DEVICES, 10), ("exchange", 10)])
     moved = one.moved(7)
     (before,), (after,) = (Analysis([made]).timelines for made in (one, moved))
     assert after.steps == [[(part, begin + 7, end + 7) for part, begin, end in step] for step in before.steps]

@@ -7,7 +7,7 @@ import chromium
 import pytest
 from profiling_recordings import USUAL, recording
 
-from gluon_parallel.commands.profiling import parts
+from gluon_parallel.commands.profiling import activities
 from gluon_parallel.commands.profiling.analysis import Analysis
 from gluon_parallel.commands.profiling.findings import findings
 from gluon_parallel.commands.profiling.page import page
@@ -32,7 +32,7 @@ def made():
     slow = [(what, 1.5 * time) for what, time in USUAL]
     both = [
         recording([("reading data", 20), *USUAL, ("exchange", 60)], USUAL, would_convert={"clip": 1}),
-        recording(slow, [*slow, (parts.DEVICES, 10), ("exchange", 20)], rank=1, busy=0.5),
+        recording(slow, [*slow, (activities.DEVICES, 10), ("exchange", 20)], rank=1, busy=0.5),
     ]
     return Analysis(both)
 
@@ -43,14 +43,14 @@ def test_the_page_holds_every_finding_and_the_numbers_of_every_device():
     assert "Here is &lt;b&gt;a&lt;/b&gt; finding: <code>gp.nn.convert_for_cpu(net)</code>." in text
     for timeline in analysis.timelines:
         assert f"<th>{timeline}</th>" in text
-        assert f"<td>{timeline.seconds(parts.FORWARD) * 1e3:.2f}</td>" in text
+        assert f"<td>{timeline.seconds(activities.FORWARD) * 1e3:.2f}</td>" in text
     words = re.sub(r"<[^>]+>", "", html.unescape(page(analysis, findings(analysis))))
     assert all(sentence in words for sentence in findings(analysis))
     assert not re.search(r"(src|href)=.(?!data:)", text)
 
 
 def test_one_process_waits_for_no_other_in_its_layers():
-    text = page(Analysis([recording([*USUAL, (parts.DEVICES, 20)])]), [])
+    text = page(Analysis([recording([*USUAL, (activities.DEVICES, 20)])]), [])
     assert "<th>for devices</th>" in text and "<th>for processes</th>" not in text
     assert "<th>for processes</th>" in page(made(), [])
 

@@ -7,7 +7,7 @@ from kvstore_shards import CASES, bits, held, make, train, train_by_hand
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.reduce import shards
-from gluon_parallel.reduce.shards import parts
+from gluon_parallel.reduce.shards import owner_bounds
 from mxnet import gluon, nd
 
 CPUS = [mx.cpu(number) for number in range(3)]
@@ -98,7 +98,7 @@ def test_every_value_has_one_owner_and_owners_have_alike_many_and_take_turns(rng
     for turn in [1 << 20] * 30 + [100] * 10:
         monkeypatch.setattr(shards, "_TURN", turn)
         sizes, num = rng.integers(0, 400, rng.integers(1, 50)).tolist(), int(rng.integers(1, 9))
-        bounds = np.array(parts(sizes, num, whole))
+        bounds = np.array(owner_bounds(sizes, num, whole))
         assert (bounds[:, 0] == 0).all() and bounds[:, -1].tolist() == sizes
         own = np.diff(bounds, axis=1)
         assert (own >= 0).all() and (not whole or np.isin(own, [0, *sizes]).all())

@@ -304,7 +304,7 @@ def test_the_rendezvous_end_with_their_net(rng):
     net = net_on(devices, {})
     works(net, devices, rng)
     tokens = [child.sync_group.token for child in net if isinstance(child, nn.SyncBatchNorm)]
-    groups = sync_group.groups_by_token
+    groups = sync_group.sync_groups_by_token
     assert all(groups.get(token) is not None for token in tokens)
     del net
     # One of MXNet's threads may still be on its way out of a layer.

@@ -5,7 +5,7 @@ import pytest
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.datasets.text.text_batches import cut
+from gluon_parallel.datasets.text.text_batches import shard_ends
 from mxnet import gluon
 
 pytestmark = pytest.mark.arithmetic
@@ -107,7 +107,7 @@ def test_no_other_cut_of_the_sorted_texts_costs_its_largest_shard_less(rng, num_
             for mask in range(128)
             if bin(mask >> 1 & 63).count("1") < num_shards
         )
-        found = cut(lengths, num_shards)
+        found = shard_ends(lengths, num_shards)
         assert len(found) <= num_shards and found[-1] == 7
         assert cost(found) == best
 

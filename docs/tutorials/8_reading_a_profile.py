@@ -126,15 +126,15 @@ profiles["data prepared"] = profile(prepared)
 # The same as a picture, with the mean over both devices. Blue and green is work; grey, the script, has gone.
 
 # %%
-parts = {
+activities = {
     "forward": "#7aa6d8", "backward": "#3d6fb4", "update": "#3f9c8f", "sum over devices": "#86b65a",
     "waiting for other devices": "#f0a23b", "launching": "#e8cf52", "script": "#a9adb4", "engine": "#5f6b7a",
 }  # fmt: skip
 figure, axis = plt.subplots(figsize=(9, 2.6))
 left = np.zeros(len(profiles))
-for part, colour in parts.items():
-    milliseconds = np.array([analysis.seconds(part) * 1e3 for analysis in profiles.values()])
-    axis.barh(list(profiles), milliseconds, left=left, color=colour, label=part)
+for activity, colour in activities.items():
+    milliseconds = np.array([analysis.seconds(activity) * 1e3 for analysis in profiles.values()])
+    axis.barh(list(profiles), milliseconds, left=left, color=colour, label=activity)
     left += milliseconds
 axis.invert_yaxis()
 axis.set(xlabel="ms per step")
@@ -155,7 +155,7 @@ figure.tight_layout()
 #
 # 1. Put `loss.asscalar()` back into the last loop, for every step and for every fifth. What does it cost now, and why
 #    less than in the first loop?
-# 2. Take a batch of 32 instead of 256, and a net that is not hybridized. Which parts grow, relative to the step?
+# 2. Take a batch of 32 instead of 256, and a net that is not hybridized. Which activities grow, relative to the step?
 # 3. Run `while True: pass` in another terminal. What does the profile say?
 #
 # <details><summary>Answers</summary>

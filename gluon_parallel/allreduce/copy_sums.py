@@ -62,8 +62,8 @@ class CopySums:
         handles = np.array(addresses_of(array for arrays in lists for array in arrays), np.int64)
         sizes = np.array([arrays[0].size for arrays in lists], np.int64)
         dtypes = np.array([_DTYPES[np.dtype(arrays[0].dtype)] for arrays in lists], np.int64)
-        places = [arrays[number % len(arrays)].ctx for number, arrays in enumerate(lists)]  # in turn
-        devices = np.array([(place.device_typeid, place.device_id) for place in places], np.int32)
+        contexts = [arrays[number % len(arrays)].ctx for number, arrays in enumerate(lists)]  # in turn
+        devices = np.array([(one.device_typeid, one.device_id) for one in contexts], np.int32)
         kept = handles, sizes, dtypes, devices
         record = C.CopySums(num_lists=len(lists), num_copies=len(lists[0]), scale=self._scale)
         record.handles, record.num_values, record.dtypes, record.devices = map(address_of, kept)
@@ -146,12 +146,12 @@ def sum_arrays(arrays: Sequence[mx.nd.NDArray], scale: float = 1) -> mx.nd.NDArr
 
 def sum_each(lists: Iterable[Sequence[mx.nd.NDArray]], scale: float = 1, priority: int = 0) -> None:
     """In each list, every array becomes `scale` times the sum of all; the arrays of a list are known to be alike."""
-    for place, arrays in enumerate(lists):
+    for number, arrays in enumerate(lists):
         if 0 in arrays[0].shape:
             continue
         arrays = list(map(as_legacy, arrays))
         if _are_of_gpus(arrays):
-            _sum_by_store(arrays, scale, place, priority - place)
+            _sum_by_store(arrays, scale, number, priority - number)
         else:
             total = sum_arrays(arrays, scale)
             for array in arrays:
@@ -162,12 +162,12 @@ def _are_of_gpus(arrays: Sequence[mx.nd.NDArray]) -> bool:
     return all(array.stype == "default" and array.ctx.device_type == "gpu" for array in arrays)
 
 
-def _sum_by_store(arrays: Sequence[mx.nd.NDArray], scale: float, place: int, priority: int) -> None:
+def _sum_by_store(arrays: Sequence[mx.nd.NDArray], scale: float, number: int, priority: int) -> None:
     first, (store, known) = arrays[0], _store_and_keys()
     with mx.autograd.pause():
         terms = [array.astype(np.float32) for array in arrays] if first.dtype in HALVES else arrays
-        # A key of its own for each place in a list: sums of one key wait for each other.
-        key = f"{place} {np.dtype(terms[0].dtype)} {first.shape} {[array.ctx for array in arrays]}"
+        # A key of its own for each number in a list: sums of one key wait for each other.
+        key = f"{number} {np.dtype(terms[0].dtype)} {first.shape} {[array.ctx for array in arrays]}"
         if key not in known:
             store.init(key, terms[0])
             known.add(key)

@@ -26,7 +26,7 @@ _watch, _unwatch = function("gp_watch", 1, keeps_lock=True), function("gp_unwatc
 replace_c_function("MXAutogradBackwardEx", library().gp_go_backward)
 
 
-class _Place(NamedTuple):
+class _Location(NamedTuple):
     """Where the marks of a parameter are."""
 
     marks: Callable[[], Marks | None]
@@ -34,7 +34,7 @@ class _Place(NamedTuple):
     arrays: list[mx.nd.NDArray]  # its values; others have other marks
 
 
-_places: weakref.WeakKeyDictionary[mx.gluon.Parameter, _Place] = weakref.WeakKeyDictionary()
+_locations: weakref.WeakKeyDictionary[mx.gluon.Parameter, _Location] = weakref.WeakKeyDictionary()
 
 
 class Marks:
@@ -66,7 +66,7 @@ class Marks:
             _watch(self.record)
         weakref.finalize(self, _forget, record, kept, self._arrays)
         found = weakref.ref(self)  # whoever makes marks keeps them, and so the arrays
-        _places.update((one, _Place(found, place, values_of(one))) for place, one in enumerate(parameters))
+        _locations.update((one, _Location(found, location, values_of(one))) for location, one in enumerate(parameters))
 
 
 def _forget(record: Any, *_kept: Any) -> None:
@@ -81,14 +81,18 @@ def _itself(marks: Marks) -> Marks:
 
 def _known(parameter: mx.gluon.Parameter) -> tuple[Marks | None, int]:
     """The marks of a parameter, if there are any, and its number in them."""
-    place = _places.get(parameter)
-    return (None, 0) if place is None or place.arrays is not values_of(parameter) else (place.marks(), place.number)
+    location = _locations.get(parameter)
+    return (
+        (None, 0)
+        if location is None or location.arrays is not values_of(parameter)
+        else (location.marks(), location.number)
+    )
 
 
 def _keep(parameters: Sequence[mx.gluon.Parameter]) -> None:
     """Make marks for parameters without a trainer's, which live as long as one of them has no others."""
     found = functools.partial(_itself, Marks(parameters))
-    _places.update((one, _Place(found, number, values_of(one))) for number, one in enumerate(parameters))
+    _locations.update((one, _Location(found, number, values_of(one))) for number, one in enumerate(parameters))
 
 
 def watch(parameters: Iterable[mx.gluon.Parameter]) -> None:

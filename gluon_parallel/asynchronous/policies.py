@@ -1,4 +1,4 @@
-"""Modes, from ``sync`` (workers wait at every step) to ``async`` (never), and the store of each: what a push does."""
+"""Modes, from ``sync`` (workers wait at every step) to ``async`` (never), and each one's parameter server."""
 
 import difflib
 import math
@@ -8,8 +8,8 @@ from typing import NamedTuple, Optional, Union
 from .. import bounds
 from ..errors import ConfigError
 from . import rules
+from .parameter_server import ParameterServer
 from .rules import Array, Update
-from .store import Store
 
 
 class Mode(NamedTuple):
@@ -59,7 +59,7 @@ def parse_mode(text: str) -> Mode:
     return Mode(name, value)
 
 
-class Rounds(Store):
+class Rounds(ParameterServer):
     """``sync`` and ``backup``: one update per round, with the mean of the gradients of all but the slowest `drop`.
 
     A gradient that comes after its round was closed is not applied. Gradients are added in the order of the workers'
@@ -91,7 +91,7 @@ class Rounds(Store):
             self._apply(rules.average(gradients, counts))
 
 
-class Immediate(Store):
+class Immediate(ParameterServer):
     """``ssp``, ``async`` and ``dc``: every push is an update.
 
     With a `bound` of 0 all start each step together, from the same weights, and their updates add up to that of
@@ -112,20 +112,20 @@ class Immediate(Store):
         return True
 
 
-class Apart(Store):
+class Apart(ParameterServer):
     """Base of modes in which every worker steps by itself, from weights and with an optimizer state of its own."""
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
-        self._own: dict[int, Array] = {}  # weights of workers that have stepped since they had the common ones
+        self._weights_of: dict[int, Array] = {}  # weights of workers that have stepped since they had the common ones
         self._states: dict[int, tuple] = {}
 
     def _weights_for(self, worker):
-        return self._own.get(worker, self.weights)
+        return self._weights_of.get(worker, self.weights)
 
     def _received(self, worker, grant, gradient, num_samples):
         state = self._states.get(worker, ())
-        self._own[worker], self._states[worker] = self._update(grant.weights, gradient, state, self.lr)
+        self._weights_of[worker], self._states[worker] = self._update(grant.weights, gradient, state, self.lr)
         return True
 
 
@@ -135,7 +135,7 @@ class Local(Apart):
     every = 1
 
     def _begun(self):
-        self._own = {}
+        self._weights_of = {}
         self._steps: Counter[int] = Counter()
         self._samples: Counter[int] = Counter()
 
@@ -153,9 +153,9 @@ class Local(Apart):
         return True
 
     def _close(self):
-        if self._own and all(self._steps[worker] >= self.every for worker in self._active):
-            workers = sorted(self._own)
-            mean = rules.average([self._own[worker] for worker in workers], [self._samples[w] for w in workers])
+        if self._weights_of and all(self._steps[worker] >= self.every for worker in self._active):
+            workers = sorted(self._weights_of)
+            mean = rules.average([self._weights_of[worker] for worker in workers], [self._samples[w] for w in workers])
             self._begun()
             self._publish(mean)
 
@@ -171,14 +171,14 @@ class Elastic(Apart):
     def _received(self, worker, grant, gradient, num_samples):
         super()._received(worker, grant, gradient, num_samples)
         alpha = self.attraction / self.num_workers
-        self._own[worker], centre = rules.attract(self._own[worker], self.weights, alpha)
+        self._weights_of[worker], centre = rules.attract(self._weights_of[worker], self.weights, alpha)
         self._publish(centre)
         return True
 
 
 class _Kind(NamedTuple):
-    store: type[Store]
-    option: Optional[str]  # of the store: the number after the colon; None: there is none
+    server: type[ParameterServer]
+    option: Optional[str]  # of the server: the number after the colon; None: there is none
     meaning: str  # of that number
     default: float
     whole: bool
@@ -200,19 +200,19 @@ MODES = tuple(_KINDS)
 
 
 def create_store(mode: Union[str, Mode], weights: Array, num_workers: int, update: Update, lr: float,
-                 reject_above: Optional[int] = None) -> Store:  # fmt: skip
-    """The store of a mode, see :func:`parse_mode`; the other arguments are those of :class:`Store`.
+                 reject_above: Optional[int] = None) -> ParameterServer:  # fmt: skip
+    """The parameter server of a mode, see :func:`parse_mode`; other arguments as of :class:`ParameterServer`.
 
     ConfigError: the mode is none, or makes no sense with so many workers, or rejects what is never stale.
 
     Example:
         >>> import numpy as np
-        >>> store = create_store("async", np.zeros(1), num_workers=2, update=rules.sgd, lr=1.0)
-        >>> store.begin(range(9))
-        >>> grant = store.take(0), store.take(1)
-        >>> store.push(0, np.array([1.0])), store.push(1, np.array([1.0]))
+        >>> server = create_store("async", np.zeros(1), num_workers=2, update=rules.sgd, lr=1.0)
+        >>> server.begin(range(9))
+        >>> grant = server.take(0), server.take(1)
+        >>> server.push(0, np.array([1.0])), server.push(1, np.array([1.0]))
         (Pushed(staleness=0, applied=True), Pushed(staleness=1, applied=True))
-        >>> store.weights.tolist()
+        >>> server.weights.tolist()
         [-1.0]
     """
     name, value = parse_mode(mode) if isinstance(mode, str) else mode
@@ -221,7 +221,7 @@ def create_store(mode: Union[str, Mode], weights: Array, num_workers: int, updat
     kind = _KINDS[name]
     if name == "backup" and value >= num_workers:
         raise ConfigError(f"backup:{value:g} with {num_workers} workers leaves no gradient to update with")
-    store = kind.store(weights, num_workers, update, lr, reject_above)
+    server = kind.server(weights, num_workers, update, lr, reject_above)
     if kind.option is not None:
-        setattr(store, kind.option, int(value) if kind.whole else value)
-    return store
+        setattr(server, kind.option, int(value) if kind.whole else value)
+    return server

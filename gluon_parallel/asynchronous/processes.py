@@ -14,9 +14,9 @@ from ..kvstore.reserved_keys import CLOCK
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_legacy, as_tuple
 from ..split import as_devices
+from .parameter_server import Staleness
 from .policies import Mode, parse_mode
 from .replica import MeanGradient
-from .store import Staleness
 from .training import Pass
 
 _WHY_NOT = {

@@ -98,7 +98,7 @@ class Replica(MeanGradient):
         return concatenate([parameter.data(self.device).asnumpy() for parameter in self._trained])
 
     def set_weights(self, weights: Array) -> None:
-        for parameter, array in zip(self._trained, self._cut(weights)):
+        for parameter, array in zip(self._trained, self._unflattened(weights)):
             copy_from_numpy(parameter.data(self.device), array)
 
     def get_statistics(self) -> list[Array]:
@@ -111,7 +111,7 @@ class Replica(MeanGradient):
 
     def named(self, weights: Array) -> dict[str, Array]:
         """The parameters by their names in the net (``features.0.weight``): flat weights, and then the statistics."""
-        values = zip((*self._trained, *self._statistics), (*self._cut(weights), *self.get_statistics()))
+        values = zip((*self._trained, *self._statistics), (*self._unflattened(weights), *self.get_statistics()))
         return {self._names[id(parameter)]: value for parameter, value in values}
 
     def gradient(self, weights: Array, batch: Any) -> tuple[float, Array, int]:
@@ -121,5 +121,5 @@ class Replica(MeanGradient):
         gradient = concatenate([parameter.grad(self.device).asnumpy() for parameter in self._trained])
         return mean.asnumpy().item(), gradient, count
 
-    def _cut(self, weights: Array) -> list[Array]:
+    def _unflattened(self, weights: Array) -> list[Array]:
         return cut(weights, [parameter.shape for parameter in self._trained])

@@ -16,10 +16,10 @@ from ..mxnet.compat import mx
 from ..mxnet.device_threads.thread import State
 from ..split import as_devices
 from . import rules
+from .parameter_server import Grant, ParameterServer, Staleness, frozen
 from .policies import create_store, parse_mode
 from .replica import Replica
 from .rules import Array
-from .store import Grant, Staleness, Store, frozen
 
 _GRACE = 30.0  # seconds that a thread has to finish the step that it is in when all shall end
 
@@ -29,16 +29,16 @@ class Stopped(Exception):
 
 
 class WorkerThreads:
-    """One thread per worker of a store, each in the NumPy mode and scopes of the thread that calls :meth:`run`.
+    """One thread per worker of a server, each in the NumPy mode and scopes of the thread that calls :meth:`run`.
 
-    They use the store through this object alone, one at a time; the first failure ends all of them, and so do `timeout`
-    seconds without any push.
+    They use the server through this object alone, one at a time; the first failure ends all of them, and so
+    do `timeout` seconds without any push.
     """
 
-    def __init__(self, store: Store, timeout: float) -> None:
-        self.store, self.timeout = store, timeout
+    def __init__(self, server: ParameterServer, timeout: float) -> None:
+        self.server, self.timeout = server, timeout
         self._lock = threading.Lock()
-        self._turn = threading.Condition(self._lock)  # notified after each push
+        self._has_pushed = threading.Condition(self._lock)  # notified after each push
         self._ended = threading.Condition()  # notified when a thread ends; Ctrl-C in its wait spares the workers' lock
         self._running: set[threading.Thread] = set()
         self._failure: Optional[BaseException] = None
@@ -50,11 +50,11 @@ class WorkerThreads:
 
         Raises the first exception of `work`; WorkerTimeout: nothing was pushed in time, or a thread does not end.
         """
-        self.store.begin(batches)
+        self.server.begin(batches)
         self._failure, self._stopped = None, False
         threads = [
             threading.Thread(target=self._run, args=(work, worker, State()), name=f"worker {worker}", daemon=True)
-            for worker in range(self.store.num_workers)
+            for worker in range(self.server.num_workers)
         ]
         try:
             for thread in threads:
@@ -89,7 +89,7 @@ class WorkerThreads:
                 if self._pushes != pushes:
                     pushes, limit = self._pushes, time.monotonic() + self.timeout
                 elif time.monotonic() > limit:
-                    late = ", ".join(f"worker {worker}" for worker in self.store.waiting_for()) or "nobody"
+                    late = ", ".join(f"worker {worker}" for worker in self.server.waiting_for()) or "nobody"
                     raise WorkerTimeout(
                         f"nothing was pushed for {self.timeout:g} s; {late} had a batch. Look for what holds it up, "
                         "take a mode that does not wait for the slowest (async, dc, backup), or a longer timeout"
@@ -104,7 +104,7 @@ class WorkerThreads:
         """
         with self._lock:
             self._stopped = True
-            self._turn.notify_all()
+            self._has_pushed.notify_all()
         with self._ended:
             self._ended.wait_for(lambda: not self._running, 1.0)  # a thread that has just been started gets its ident
             self._running -= {thread for thread in threads if thread.ident is None}  # Ctrl-C came before its start
@@ -119,10 +119,10 @@ class WorkerThreads:
         """Wait until the worker may start; returns None when the pass is over for it, and raises Stopped if for all."""
         with self._lock:
             while not self._stopped:
-                grant = self.store.take(worker)
-                if grant is not None or self.store.is_gone(worker):
+                grant = self.server.take(worker)
+                if grant is not None or self.server.is_gone(worker):
                     return grant
-                self._turn.wait()
+                self._has_pushed.wait()
         raise Stopped
 
     def push(self, worker: int, gradient: Array, num_samples: float = 1) -> None:
@@ -130,9 +130,9 @@ class WorkerThreads:
         with self._lock:
             if self._stopped:
                 raise Stopped
-            self.store.push(worker, gradient, num_samples)
+            self.server.push(worker, gradient, num_samples)
             self._pushes += 1
-            self._turn.notify_all()
+            self._has_pushed.notify_all()
 
 
 class Pass(NamedTuple):
@@ -200,9 +200,9 @@ class Asynchronous:
         self._threads: Optional[WorkerThreads] = None  # from the first pass on
         self._observing = threading.Lock()
         self._restored: Optional[Archive] = None
-        self._new_store(np.zeros(1, np.float32))  # a check, before the first batch, that the mode fits the workers
+        self._new_server(np.zeros(1, np.float32))  # a check, before the first batch, that the mode fits the workers
 
-    def _new_store(self, weights: Array) -> Store:
+    def _new_server(self, weights: Array) -> ParameterServer:
         num = len(self.devices)
         return create_store(self.mode, weights, num, self._update, self.learning_rate, self.reject_above)
 
@@ -214,7 +214,7 @@ class Asynchronous:
     @property
     def staleness(self) -> Staleness:
         """Of all updates so far, once the first pass has begun."""
-        return self._begun().store.staleness
+        return self._begun().server.staleness
 
     def _begun(self) -> WorkerThreads:
         if self._threads is None:
@@ -242,27 +242,27 @@ class Asynchronous:
             for replica in self._replicas:
                 replica.prepare(head[0])
                 replica.set_statistics(self._replicas[0].get_statistics())  # and what is frozen
-            store = self._new_store(self._replicas[0].get_weights())
+            server = self._new_server(self._replicas[0].get_weights())
             if self._restored is not None:
-                self._fill(store, self._restored)
-            self._threads = WorkerThreads(store, self.timeout)
-        store = self._threads.store
-        store.lr = self.learning_rate
+                self._fill(server, self._restored)
+            self._threads = WorkerThreads(server, self.timeout)
+        server = self._threads.server
+        server.lr = self.learning_rate
         results: list[tuple[int, float, int]] = []
-        version, before, begin = store.version, copy.deepcopy(store.staleness), time.perf_counter()
+        version, before, begin = server.version, copy.deepcopy(server.staleness), time.perf_counter()
         work = functools.partial(self._work, results=results, observe=observe)
         self._threads.run(work, itertools.chain(head, iterator))
         for replica in self._replicas:
-            replica.set_weights(store.weights)
+            replica.set_weights(server.weights)
         self._average_statistics([replica.get_statistics() for replica in self._replicas])
         num_samples = sum(count for _, _, count in results)
         return Pass(
             loss=sum(loss * count for _, loss, count in results) / num_samples,
             num_samples=num_samples,
-            updates=store.version - version,
+            updates=server.version - version,
             seconds=time.perf_counter() - begin,
             steps=tuple(sum(who == worker for who, _, _ in results) for worker in range(len(self._replicas))),
-            staleness=store.staleness.since(before),
+            staleness=server.staleness.since(before),
         )
 
     def _work(self, worker: int, results: list, observe: Optional[Callable]) -> None:
@@ -292,9 +292,9 @@ class Asynchronous:
         ``gp.checkpoint.restore(archive, net)`` loads them into a net of the same architecture. What single workers keep
         in ``local`` and ``elastic`` is not part of it: they start from the shared weights.
         """
-        store, replica = self._begun().store, self._replicas[0]
-        arrays = {f"parameters/{name}": array for name, array in replica.named(store.weights).items()}
-        arrays.update({f"optimizer/{index}": np.asarray(value) for index, value in enumerate(store.state)})
+        server, replica = self._begun().server, self._replicas[0]
+        arrays = {f"parameters/{name}": array for name, array in replica.named(server.weights).items()}
+        arrays.update({f"optimizer/{index}": np.asarray(value) for index, value in enumerate(server.state)})
         return Archive(arrays, {"net": type(replica.net).__name__, "asynchronous": True})
 
     def restore(self, archive: Archive, source: str = "the checkpoint") -> None:
@@ -309,20 +309,20 @@ class Asynchronous:
             raise ValueError("restore comes before the first train()")
         self._restored = archive
 
-    def _fill(self, store: Store, archive: Archive) -> None:
-        """Put a saved state into a store that nobody uses yet."""
+    def _fill(self, server: ParameterServer, archive: Archive) -> None:
+        """Put a saved state into a server that nobody uses yet."""
         replica = self._replicas[0]
-        wanted = replica.named(store.weights)
+        wanted = replica.named(server.weights)
         saved = {key.partition("/")[2]: one for key, one in archive.arrays.items() if key.startswith("parameters/")}
         expected = {name: described(array) for name, array in wanted.items()}
         found = {name: [array] for name, array in saved.items()}
         what = f"the checkpoint is of another architecture than this {type(replica.net).__name__}"
         refuse_differences(expected, found, what)
         values, num = [saved[name] for name in wanted], len(wanted) - len(replica.get_statistics())
-        store.weights = frozen(rules.concatenate(values[:num]))
+        server.weights = frozen(rules.concatenate(values[:num]))
         self._average_statistics([values[num:]])
         state = [archive.arrays[key] for key in sorted(archive.arrays) if key.startswith("optimizer/")]
-        shapes = (), store.weights.shape
+        shapes = (), server.weights.shape
         if not all(array.shape in shapes and array.dtype.kind in "fi" for array in state):
             raise CheckpointError(f"the checkpoint has another optimizer state: {', '.join(map(described, state))}")
-        store.state = tuple(array if array.ndim else array.item() for array in state)
+        server.state = tuple(array if array.ndim else array.item() for array in state)

@@ -14,7 +14,7 @@ from ..mxnet.parameters import waits_for_shape
 from ..nn import SyncBatchNorm
 from ..pipeline import Pipeline
 from ..step import DataParallel
-from ..store_table import engines
+from ..store_table import launch_engines
 from ..training.seeding import reseed
 from .named_function import FORM, call
 
@@ -30,7 +30,7 @@ class Task(NamedTuple):
     batch: Any
 
 
-class Plan(NamedTuple):
+class Setup(NamedTuple):
     """The steps, the same in every run."""
 
     net: str
@@ -88,27 +88,27 @@ def shard_slice(num, rank, num_workers, step):
     return slice(bounds[rank], bounds[rank + 1])
 
 
-def train(plan: Plan, devices, store=None) -> dict[str, np.ndarray]:
-    """Train the plan's steps on these devices, with the other processes of `store`, or alone without one.
+def train(setup: Setup, devices, store=None) -> dict[str, np.ndarray]:
+    """Train the setup's steps on these devices, with the other processes of `store`, or alone without one.
 
     Returns:
         The value of each parameter, running statistics too; where a device differs from the first, its own as well,
         under another name.
     """
     rank, num_workers = (0, 1) if store is None else (store.rank, store.num_workers)
-    task = make(plan.net, store)
-    reseed(plan.seed + rank)
-    task.net.initialize(mx.init.Xavier(), ctx=devices if plan.stages == 1 else devices[:1])
-    task.net.cast(plan.dtype)
-    _set_weights(task, np.random.default_rng([plan.seed, rank]), devices[0], plan.dtype)
+    task = make(setup.net, store)
+    reseed(setup.seed + rank)
+    task.net.initialize(mx.init.Xavier(), ctx=devices if setup.stages == 1 else devices[:1])
+    task.net.cast(setup.dtype)
+    _set_weights(task, np.random.default_rng([setup.seed, rank]), devices[0], setup.dtype)
     task.net.hybridize()
-    step = _stepper(plan, task, devices, store)
-    rng = np.random.default_rng(plan.seed)
-    for number in range(plan.steps * plan.accumulate):
-        x, y = task.batch(plan.batch_size, rng)
+    step = _stepper(setup, task, devices, store)
+    rng = np.random.default_rng(setup.seed)
+    for number in range(setup.steps * setup.accumulate):
+        x, y = task.batch(setup.batch_size, rng)
         mine = shard_slice(len(x), rank, num_workers, number)
         if mine.stop > mine.start:
-            step(mx.nd.array(x[mine], dtype=plan.dtype), mx.nd.array(y[mine], dtype=plan.dtype))
+            step(mx.nd.array(x[mine], dtype=setup.dtype), mx.nd.array(y[mine], dtype=setup.dtype))
         else:
             step(None)
     values = {}
@@ -121,15 +121,15 @@ def train(plan: Plan, devices, store=None) -> dict[str, np.ndarray]:
     return values
 
 
-def _stepper(plan, task, devices, store):
+def _stepper(setup, task, devices, store):
     """The function of a batch that makes a step."""
     optimizer = {"learning_rate": 0.05, "momentum": 0.9, "wd": 1e-3}
     options = {"kvstore": store or "device", "update_on_kvstore": False}
-    if plan.stages == 1:
+    if setup.stages == 1:
         trainer = mx.gluon.Trainer(task.net.collect_params(), "sgd", optimizer, **options)
-        return DataParallel(task.net, task.loss, trainer, devices, accumulate=plan.accumulate)
-    replicas = [devices[begin : begin + plan.stages] for begin in range(0, len(devices), plan.stages)]
-    pipe = Pipeline(task.net, replicas, plan.micro_batches, accumulate=plan.accumulate)
+        return DataParallel(task.net, task.loss, trainer, devices, accumulate=setup.accumulate)
+    replicas = [devices[begin : begin + setup.stages] for begin in range(0, len(devices), setup.stages)]
+    pipe = Pipeline(task.net, replicas, setup.micro_batches, accumulate=setup.accumulate)
     trainer = mx.gluon.Trainer(pipe.collect_params(), "sgd", optimizer, **options)
     return lambda *batch: pipe.step(task.loss, trainer, *batch)
 
@@ -148,18 +148,18 @@ def _set_weights(task, rng, device, dtype):
             parameter.set_data(mx.nd.array(rng.uniform(-bound, bound, parameter.shape), dtype=dtype))
 
 
-def train_processes(plan: Plan, devices: str, processes: int, engine: str, timeout: float) -> list[dict]:
+def train_processes(setup: Setup, devices: str, processes: int, engine: str, timeout: float) -> list[dict]:
     """The same in several processes; returns each one's parameters, or raises what a process that failed said."""
     try:
-        arguments = (plan, devices, engines()[engine].kvstore)
+        arguments = (setup, devices, launch_engines()[engine].kvstore)
         return call_in_processes(_train_in_process, arguments, processes, None, engine, timeout, live=False)
     except WorkerFailed as error:
         raise GluonParallelError(f"the {processes} processes failed:\n{error}") from error
 
 
-def _train_in_process(plan: Plan, devices: str, store: str) -> dict[str, np.ndarray]:
+def _train_in_process(setup: Setup, devices: str, store: str) -> dict[str, np.ndarray]:
     contexts = parse_devices(devices)  # before anything is computed
-    return train(plan, contexts, kvstore.create(store))
+    return train(setup, contexts, kvstore.create(store))
 
 
 def differences(results: list[dict], reference: dict) -> dict[str, float]:
@@ -184,7 +184,7 @@ def configure(parser: Any) -> None:
     parser.add_argument(
         "--processes", type=bounds.flag, default=2, help="how many processes (2); 1 compares devices alone"
     )
-    parser.add_argument("--engine", default="mpi", choices=list(engines()), help="how they meet (mpi)")
+    parser.add_argument("--engine", default="mpi", choices=list(launch_engines()), help="how they meet (mpi)")
     known = f"{', '.join(NETS)} (sync_batch_norm), or {FORM}"
     parser.add_argument("--net", default="sync_batch_norm", help=f"{known}; {_TAKES}")
     parser.add_argument("--steps", type=bounds.flag, default=6, help="updates (6)")
@@ -219,24 +219,24 @@ def main(options: Any) -> int:
     GluonParallelError: nothing could be compared.
     """
     spec = f"cpu:{options.devices}" if options.devices.isdigit() else options.devices
-    plan = Plan(*(getattr(options, name) for name in Plan._fields))
+    setup = Setup(*(getattr(options, name) for name in Setup._fields))
     tolerance: Optional[float] = options.tolerance
     if tolerance is None:
-        exact = plan.dtype == "float64" and (engines()[options.engine].keeps_float64 or options.processes == 1)
+        exact = setup.dtype == "float64" and (launch_engines()[options.engine].keeps_float64 or options.processes == 1)
         tolerance = 1e-6 if exact else 1e-3
     _check(options)
     contexts = parse_devices(spec)
-    if len(contexts) % plan.stages:
-        raise ConfigError(f"--devices {options.devices} with --stages {plan.stages}: wanted a multiple of the stages")
-    reference = train(plan._replace(stages=1), contexts[:1])
-    runs = {f"{len(contexts)} x 1": [train(plan, contexts)]}
+    if len(contexts) % setup.stages:
+        raise ConfigError(f"--devices {options.devices} with --stages {setup.stages}: wanted a multiple of the stages")
+    reference = train(setup._replace(stages=1), contexts[:1])
+    runs = {f"{len(contexts)} x 1": [train(setup, contexts)]}
     if options.processes > 1:
-        several = train_processes(plan, spec, options.processes, options.engine, options.timeout)
+        several = train_processes(setup, spec, options.processes, options.engine, options.timeout)
         runs[f"{len(contexts)} x {options.processes}"] = several
     found = {run: differences(results, reference) for run, results in runs.items()}
     names = sorted({name for shares in found.values() for name in shares})
     width = max(map(len, names))
-    print(f"{plan.net}: {plan.steps} updates of {plan.batch_size * plan.accumulate} samples, in {plan.dtype}")
+    print(f"{setup.net}: {setup.steps} updates of {setup.batch_size * setup.accumulate} samples, in {setup.dtype}")
     print(f"{'largest difference from 1 x 1':{width}}  {'  '.join(f'{run:>9}' for run in found)}")
     for name in names:
         print(f"{name:{width}}  {'  '.join(f'{shares.get(name, 0.0):9.1e}' for shares in found.values())}")

@@ -84,7 +84,10 @@ class StatefulHook:
             (a gradient divided by ``bucket.divisor``). Only their sum over the processes counts: if a checkpoint is
             continued by more or fewer processes, each takes an equal part of it.
         shared: {number of a parameter: NDArray}: what is the same on all processes.
+        only_between_processes: whether a process that is alone leaves the hook out, with a warning.
     """
+
+    only_between_processes = False
 
     def __init__(self) -> None:
         self.errors: dict[int, mx.nd.NDArray] = {}

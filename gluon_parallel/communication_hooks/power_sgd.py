@@ -84,6 +84,8 @@ class PowerSGD(StatefulHook):
         >>> training = gp.prepare(net, mx.gluon.loss.L2Loss(), trainer, communication_hook=hook)  # doctest: +SKIP
     """
 
+    only_between_processes = True
+
     def __init__(
         self,
         rank: int = 4,
@@ -105,7 +107,7 @@ class PowerSGD(StatefulHook):
         matrices = self._matrices(bucket) if bucket.num_updates >= self.start_step else []
         compressed = {matrix.number for matrix in matrices}
         rest = [array for number, array in zip(bucket.numbers, bucket.gradients) if number not in compressed]
-        sum_together(rest, store)
+        sum_packed(rest, store)
         if matrices:
             self._sum(matrices, bucket, store)
         return bucket.gradients
@@ -156,7 +158,7 @@ class PowerSGD(StatefulHook):
 
         @np.errstate(all="ignore")  # the caller finds what is not finite
         def expand() -> None:
-            for place, (matrix, array) in enumerate(zip(matrices, left_out)):
+            for index, (matrix, array) in enumerate(zip(matrices, left_out)):
                 rows, columns = (
                     view(factor)[part].reshape(matrix.rank, -1)
                     for factor, part in ((orthonormal, matrix.p), (sum_of_q, matrix.q))
@@ -164,11 +166,11 @@ class PowerSGD(StatefulHook):
                 values, total = matrix.values, _expanded(rows, columns, view(array), store.num_workers, divisor)
                 values[...] = total.reshape(values.shape)
                 others = functools.partial(self._first, matrix, step + 1)
-                view(following[place])[:] = orthonormal_rows(columns, others)
+                view(following[index])[:] = orthonormal_rows(columns, others)
 
         name = "gluon_parallel.PowerSGD"
-        held = [array for array in (*errors, *before) if array is not None]
-        push(project, read=[*gradients, *held], write=[*left_out, p], name=name)
+        kept = [array for array in (*errors, *before) if array is not None]
+        push(project, read=[*gradients, *kept], write=[*left_out, p], name=name)
         sum_of_p = store.allreduce(p)
         push(project_back, read=[*left_out, sum_of_p], write=[q, orthonormal], name=name)
         sum_of_q = store.allreduce(q)
@@ -195,10 +197,10 @@ def orthonormal_rows(rows: np.ndarray, others: Callable[[], np.ndarray] | None =
         [[0.0, 1.0], [1.0, 0.0]]
     """
     result = np.array(rows, np.float64, order="C")
-    for place, row in enumerate(result):
-        if not _normalize(row, result[:place]):
-            row[:] = 0 if others is None else others()[place]
-            if others is not None and not _normalize(row, result[:place]):
+    for index, row in enumerate(result):
+        if not _normalize(row, result[:index]):
+            row[:] = 0 if others is None else others()[index]
+            if others is not None and not _normalize(row, result[:index]):
                 row[:] = 0
     return result
 
@@ -231,7 +233,7 @@ def _expanded(rows: np.ndarray, columns: np.ndarray, matrix: np.ndarray, num: in
     return result
 
 
-def sum_together(arrays: Sequence[mx.nd.NDArray], store: BucketStore) -> None:
+def sum_packed(arrays: Sequence[mx.nd.NDArray], store: BucketStore) -> None:
     """Arrays of one dtype, which travel as one, become their sums over the processes; returns at once."""
     arrays = [array for array in arrays if array.size]
     if not arrays:
@@ -248,6 +250,6 @@ def sum_together(arrays: Sequence[mx.nd.NDArray], store: BucketStore) -> None:
         for array, part in zip(arrays, parts):
             view(array).reshape(-1)[:] = view(total)[part]
 
-    push(pack, read=arrays, write=[packed], name="gluon_parallel.sum_together")
+    push(pack, read=arrays, write=[packed], name="gluon_parallel.sum_packed")
     total = store.allreduce(packed)
-    push(unpack, read=[total], write=arrays, name="gluon_parallel.sum_together")
+    push(unpack, read=[total], write=arrays, name="gluon_parallel.sum_packed")

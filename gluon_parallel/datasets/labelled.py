@@ -72,8 +72,8 @@ def read_idx(path: Path, num_dims: int) -> np.ndarray:
 def _cifar10(folder: Path, download: bool) -> Dataset[Part]:
     """CIFAR-10: 50,000 + 10,000 colour images of 32x32 pixels, in six files of its binary version."""
     unpacked = "cifar-10-batches-bin", _CIFAR_FILES[0]  # in a folder of their own, or in this one
-    place = obtain("cifar10", published.CIFAR10, folder, download, also=unpacked)
-    source = place.parent if place.name == _CIFAR_FILES[0] else place
+    path = obtain("cifar10", published.CIFAR10, folder, download, also=unpacked)
+    source = path.parent if path.name == _CIFAR_FILES[0] else path
     files = {}
     for found, content in read_files(source, r"((?:data_batch_[1-5]|test_batch)\.bin)", _MOST_BYTES, "CIFAR-10"):
         name, record = found[1], 1 + math.prod(_IMAGE)  # one byte for the label before each image

@@ -22,22 +22,24 @@ class Loader(BatchSampler):
         super().__init__(length, batch_size, rank, num_workers, shuffle, seed, last_batch)
 
     def _pass(self, epoch, start):
-        numbers = self._cut(self._random(epoch))[start : len(self)]
-        yield from self._read(epoch, ((self._own(samples), samples) for samples in numbers))
+        numbers = self._global_batches(self._random(epoch))[start : len(self)]
+        yield from self._read(epoch, ((self._of_this_worker(samples), samples) for samples in numbers))
         self.set_epoch((epoch + 1) % SEEDS)
 
     def numbers(self, epoch: int) -> np.ndarray:
         """As of :class:`gluon_parallel.sampler.BatchSampler`."""
-        return np.concatenate(self._cut(self._random(epoch))[: len(self)])
+        return np.concatenate(self._global_batches(self._random(epoch))[: len(self)])
 
-    def _cut(self, random):
+    def _global_batches(self, random):
         """The numbers of the samples in each batch of all workers together; a list of arrays."""
-        return self._slices(self._order(random))
+        return self._in_batches(self._order(random))
 
-    def _slices(self, order):
-        return [order[first : first + self._together] for first in range(0, len(order), self._together)]
+    def _in_batches(self, order):
+        return [
+            order[first : first + self._global_batch_size] for first in range(0, len(order), self._global_batch_size)
+        ]
 
-    def _own(self, samples):
+    def _of_this_worker(self, samples):
         first, stop = split.shard_bounds(len(samples), self.rank, self.num_workers)
         return samples[first:stop]
 

@@ -126,11 +126,11 @@ def fetch(file: RemoteFile, folder: Path, timeout: tuple[float, float] = _TIMEOU
 @contextlib.contextmanager
 def _one_process_at_a_time(lock):
     """Hold `lock`; who waits for it gives up when its folder, where pooch writes, has not changed for _PATIENCE."""
-    with open(lock, "w") as held:
+    with open(lock, "w") as file:
         size, since = -1, time.monotonic()
         while True:
             try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system frees it when its process ends
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system frees it when its process ends
                 break
             except BlockingIOError:
                 before, size = size, sum(map(_size, lock.parent.iterdir()))

@@ -20,7 +20,7 @@ VOID = 255  # in a mask: the soft edge of a digit, which is neither digit nor ba
 _SIDES = (0.2, 0.48)  # of a digit, as shares of the scene's side
 _MOST_DIGITS = 5
 _VISIBLE = 0.75  # of every digit at least; a scene in which one digit hides another teaches nothing
-_TURN = 12  # degrees to either side: a 6 stays a 6
+_MAX_ROTATION = 12  # degrees to either side: a 6 stays a 6
 _TRIES = 30  # to find a place for a digit, before the scene does without it
 _LEAST_SIZE = 32
 _SHARPEN, _THRESHOLD = 0.8, 0.42  # chosen by eye
@@ -164,7 +164,7 @@ def _stroke(digit, size, random):
     shape = (max(8, int(side * random.uniform(0.75, 1.0))), max(8, int(side)))
     framed = Image.fromarray(_sharpened(np.pad(digit, 1)))
     large = framed.resize((shape[0] * 10 // 8, shape[1] * 10 // 8), Image.Resampling.BICUBIC)
-    turned = large.rotate(random.uniform(-_TURN, _TURN), Image.Resampling.BICUBIC, expand=True)
+    turned = large.rotate(random.uniform(-_MAX_ROTATION, _MAX_ROTATION), Image.Resampling.BICUBIC, expand=True)
     # A steep curve makes pen strokes of blurred ones; what is left of their edge is about a pixel wide.
     alpha = np.clip((np.asarray(turned) - _THRESHOLD) * (side / 10) + 0.5, 0, 1)
     xmin, ymin, xmax, ymax = _bounds(alpha >= 0.5)

@@ -84,7 +84,9 @@ class Store(Contract, mx.kvstore.KVStoreBase):
         """:meth:`pushpull` of one key; `outs` may be `values`, and arrays ``mx.np`` ones.
 
         It waits for nothing. Calls of one key keep their order; keys may come in another order on each process, and one
-        may need another's result first, so no thread of the engine may wait.
+        may need another's result first, so no thread of the engine may wait: see ``push_async`` of
+        ``mxnet/engine``, with a thread of the store's own that receives. (``tests/support/file_store.py`` waits here,
+        and needs one order.)
         """
         raise NotImplementedError
 

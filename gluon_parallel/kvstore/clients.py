@@ -171,7 +171,7 @@ def init_optimizer(
     kvstore = open_named(kvstore)
     if offers(kvstore, Groups) and compression_of_module(module):
         if force_init or not module.optimizer_initialized:  # others that go through this store did not ask for it
-            kvstore = kvstore.part(range(kvstore.num_workers))
+            kvstore = kvstore.subgroup(range(kvstore.num_workers))
     if not isinstance(kvstore, Store) or (module.optimizer_initialized and not force_init):
         init_in_mxnet(module, kvstore, optimizer, optimizer_params, force_init)
         return

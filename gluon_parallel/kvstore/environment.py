@@ -72,29 +72,30 @@ _STARTERS = (
     ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "srun", "mpi", _SRUN),
 )
 
-# What tells the places of processes in groups apart, beside the numbers of processes and ranks
-_PLACES = ("PMIX_NAMESPACE", "PMI_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT",
+# What tells launches apart, beside the numbers of processes and ranks
+_LAUNCHES = ("PMIX_NAMESPACE", "PMI_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT",
            "HOROVOD_GLOO_RENDEZVOUS_PORT", "GLUON_PARALLEL_HEARTBEAT")  # fmt: skip
-_TAKEN = "GLUON_PARALLEL_TAKEN"  # number of the process that has taken its place in the group, and which place
+_TAKEN = "GLUON_PARALLEL_TAKEN"  # number of the process that has taken its rank in the group, and of which launch
 ALONE = "A fork of a process of a group, or a program that it starts, is alone: create the store 'device' there"
 
 
-def _place() -> str:
-    names = [*(name for starter in _STARTERS for name in starter[:2]), *_PLACES]
+def _launch() -> str:
+    """Number of the launch and rank that the variables name; "" if they name none."""
+    names = [*(name for starter in _STARTERS for name in starter[:2]), *_LAUNCHES]
     text = "\0".join(os.environ.get(name, "") for name in names)
     return f"{zlib.crc32(text.encode()):x}" if text.strip("\0") else ""
 
 
 @contextlib.contextmanager
-def taking_place() -> Iterator[None]:
-    """Take this process's place in the group, in a block that opens a store of it; given back if the block raises.
+def taking_rank() -> Iterator[None]:
+    """Take this process's rank in the group, in a block that opens a store of it; given back if the block raises.
 
-    From then on the forks of this process, and the programs that it starts, which inherit the variables of its place,
+    From then on the forks of this process, and the programs that it starts, which inherit the variables of its rank,
     are no processes of the group.
     """
-    before, place = os.environ.get(_TAKEN), _place()
-    if place:
-        os.environ[_TAKEN] = f"{os.getpid()}:{place}"
+    before, launch = os.environ.get(_TAKEN), _launch()
+    if launch:
+        os.environ[_TAKEN] = f"{os.getpid()}:{launch}"
     try:
         yield
     except BaseException:
@@ -106,9 +107,9 @@ def taking_place() -> Iterator[None]:
 
 
 def taken_by() -> Optional[int]:
-    """The process that has taken the place that this one's variables name; None: this one has, or may take it."""
-    process, _, place = os.environ.get(_TAKEN, "").partition(":")
-    if process and place == _place() and int(process) != os.getpid():
+    """The process that has taken the rank that this one's variables name; None: this one has, or may take it."""
+    process, _, launch = os.environ.get(_TAKEN, "").partition(":")
+    if process and launch == _launch() and int(process) != os.getpid():
         return int(process)
     return None
 

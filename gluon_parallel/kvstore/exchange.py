@@ -40,7 +40,7 @@ def open_store(kvstore: Any) -> Any:
     return _created(kvstore) if isinstance(kvstore, str) else kvstore
 
 
-class Exchange:
+class StatisticsExchange:
     """All processes hand in a vector of one length and get all of them combined, call by call.
 
     They are combined in float64; sums of means and squares inside the store would lose what they are meant to keep.
@@ -53,7 +53,7 @@ class Exchange:
         key: of an exchange that is built again; by default a new one.
 
     Example:
-        >>> exchange = Exchange(open_store("local"), "layer")
+        >>> exchange = StatisticsExchange(open_store("local"), "layer")
         >>> exchange.prepare(2)
         >>> exchange.combine(0, np.array([1.5, 2.0]), direction=1)
         array([1.5, 2. ])

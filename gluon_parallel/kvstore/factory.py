@@ -9,7 +9,7 @@ from ..mxnet.compat import mx
 from ..store_table import STORES, load
 from . import heartbeat, separate_training
 from .contract import is_ours
-from .environment import ALONE, store_name, taken_by, taking_place
+from .environment import ALONE, store_name, taken_by, taking_rank
 from .servers import Servers, the_store
 
 _OF_ONE_PROCESS = ("local", "device", "nccl")
@@ -67,7 +67,7 @@ def create(name: str = "local") -> Any:
     is_worker = os.environ.get("DMLC_ROLE", "worker") == "worker"  # a server makes itself a store, too
     if not meets_others(name):
         return separate_training.note_store(_create_in_mxnet(name))
-    with taking_place():
+    with taking_rank():
         heartbeat.send("arrived")  # from now on it waits for all processes
         if not over_servers:
             store = load(STORES[name.lower()].made_by)()
@@ -101,7 +101,7 @@ def known_name(name: str) -> str:
         raise ValueError(f"kvstore: there is no store {name!r}; {meant}expected auto or one of {', '.join(names())}")
     if meets_others(lower) and (process := taken_by()) is not None:
         raise StoreUnavailable(
-            f"the store {name!r}: process {process}, of which this one is a fork or a child, has taken its place in "
+            f"the store {name!r}: process {process}, of which this one is a fork or a child, has taken its rank in "
             f"the group. {ALONE}"
         )
     if lower.startswith("dist") and "DMLC_NUM_WORKER" not in os.environ:

@@ -1,4 +1,4 @@
-"""Groups: stores of a part of the processes, for what only these exchange."""
+"""Groups: stores of some of the processes, for what only these exchange."""
 
 import hashlib
 from collections.abc import Iterable
@@ -67,7 +67,7 @@ def group(store: Any, ranks: Iterable[int]) -> Optional[Any]:
             raise differ(f"store {store.type!r}, gp.kvstore.group()", said, "All of a group name the same")
     if named.all():
         return store
-    return store.part(np.flatnonzero(mine).tolist() if mine[store.rank] else None)
+    return store.subgroup(np.flatnonzero(mine).tolist() if mine[store.rank] else None)
 
 
 _NO_GROUPS = (

@@ -135,10 +135,10 @@ def compare(store: Any, keys: Sequence[Hashable], arrays: Sequence[Any]) -> None
     _agree_to_send(store, described(keys, arrays))
 
 
-def compare_once(store: Any, keys: Sequence[Hashable], arrays: Sequence[Any], parts: Sequence[Any] = ()) -> None:
-    """The same, if that has not been compared before; `parts`: how each array is divided among the processes."""
+def compare_once(store: Any, keys: Sequence[Hashable], arrays: Sequence[Any], bounds: Sequence[Any] = ()) -> None:
+    """The same, if that has not been compared before; `bounds`: how each array is divided among the processes."""
     words = described(keys, arrays)
-    words = [f"{word} in parts {[*ends]}" for word, ends in zip(words, parts)] or words
+    words = [f"{word} in parts {[*ends]}" for word, ends in zip(words, bounds)] or words
     if not state_of(store).agreed.issuperset(words):
         _agree_to_send(store, words)
 

@@ -107,7 +107,7 @@ class ProcessRows:
         rows, most = [b""] * len(self.ranks), 1
         while len(rows[0]) < most:
             own = message[len(rows[0]) :][:block].ljust(block, b"\0")
-            rows = [row + part.tobytes() for row, part in zip(rows, self._gather(ROW_FORMS, np.frombuffer(own)))]
+            rows = [row + more.tobytes() for row, more in zip(rows, self._gather(ROW_FORMS, np.frombuffer(own)))]
             most = max(8 + int.from_bytes(row[:8], "little") for row in rows)
         return [pickle.loads(row[8:]) for row in rows]  # which ignores what follows
 
@@ -118,12 +118,12 @@ class ProcessRows:
         power = max(_LEAST, (length - 1).bit_length())
         if power not in self._sums:
             self._sums[power] = NumberSum(self._store, FIRST_ROWS + power - _LEAST, 1 << power, "float32")
-        parts: list[Any] = []
+        pieces: list[Any] = []
         for size, number, array in zip(sizes, numbers, arrays) if num else ():
-            for part in _parts(array, number):
-                parts += [_zeros(begin * size), part.reshape(-1), _zeros((total - begin - num) * size)]
-        parts.append(_zeros((1 << power) - (length if num else 0)))
-        summed = self._sums[power].start(nd.concat(*[part for part in parts if part is not None], dim=0)).array
+            for term in _float32_terms(array, number):
+                pieces += [_zeros(begin * size), term.reshape(-1), _zeros((total - begin - num) * size)]
+        pieces.append(_zeros((1 << power) - (length if num else 0)))
+        summed = self._sums[power].start(nd.concat(*[piece for piece in pieces if piece is not None], dim=0)).array
         whole, end = [], 0
         for shape, dtype, size, number in zip(form.shapes, form.dtypes, sizes, numbers):
             ends = [end + total * size * (place + 1) for place in range(number)]
@@ -138,13 +138,13 @@ def _zeros(size: int) -> Any:
     return nd.zeros(size, ctx=mx.cpu()) if size else None
 
 
-def _parts(array: Any, number: int) -> Iterator[Any]:
+def _float32_terms(array: Any, number: int) -> Iterator[Any]:
     """Float32 arrays on the CPU, so many, whose sum is the array."""
     rest = array.as_in_context(mx.cpu()).astype("float32" if number == 1 else "float64")
     for _ in range(number - 1):
-        part = rest.astype("float32")
-        yield part
-        rest = rest - part.astype("float64")
+        term = rest.astype("float32")
+        yield term
+        rest = rest - term.astype("float64")
         rest = nd.where(rest == rest, rest, nd.zeros_like(rest))  # of infinite values, whose difference is NaN
     yield rest.astype("float32", copy=False)
 

@@ -10,39 +10,39 @@ import numpy as np
 
 Keys = Sequence[Hashable]
 Arrays = Sequence[Sequence[Any]]  # for each key, one NDArray per device
-Bounds = Sequence[Sequence[int]]  # for each key, where the parts of the processes begin, and the end
+Bounds = Sequence[Sequence[int]]  # for each key, where the shards of the processes begin, and the end
 
 
 @runtime_checkable
 class Groups(Protocol):
-    """Stores of a part of the processes."""
+    """Stores of some of the processes."""
 
-    def part(self, members: Sequence[int] | None) -> Any:
+    def subgroup(self, members: Sequence[int] | None) -> Any:
         """A store of the ranks `members`, or None where that is None; all processes call it, in one order."""
 
 
 @runtime_checkable
-class Parts(Protocol):
-    """Sums and arrays of which every process has a part, as a sharded optimizer needs them."""
+class Shards(Protocol):
+    """Sums and arrays of which every process has a shard, as a sharded optimizer needs them."""
 
-    def sum_parts(self, keys: Keys, arrays: Arrays, bounds: Bounds) -> None:
-        """Of each array, every process gets its part of the sum over all devices and processes (reduce-scatter).
+    def reduce_scatter(self, keys: Keys, arrays: Arrays, bounds: Bounds) -> None:
+        """Of each array, every process gets its shard of the sum over all devices and processes (reduce-scatter).
 
         The other values are undefined afterwards. Values are added up in the order of ``pushpull``.
 
         Args:
             keys: of parameters, the same in the same order on all processes; what is ready earlier comes earlier.
             arrays: for each key, one NDArray per device, all of which get the sums.
-            bounds: as of :meth:`gather_parts`.
+            bounds: as of :meth:`gather_shards`.
         """
 
-    def gather_parts(self, keys: Keys, arrays: Arrays, bounds: Bounds) -> None:
-        """Each array, of which every process has a part, gets the parts of all.
+    def gather_shards(self, keys: Keys, arrays: Arrays, bounds: Bounds) -> None:
+        """Each array, of which every process has a shard, gets the shards of all.
 
         Args:
-            keys: as of :meth:`sum_parts`, whose arrays have the same shapes and dtypes.
+            keys: as of :meth:`reduce_scatter`, whose arrays have the same shapes and dtypes.
             arrays: for each key, one NDArray per device. Of the first one's values, flat, those from ``bounds[rank]``
-                to ``bounds[rank + 1]`` are this process's part.
+                to ``bounds[rank + 1]`` are this process's shard.
             bounds: for each key (num_workers + 1) numbers, from 0 to the array's size.
         """
 

@@ -64,7 +64,7 @@ def note_child() -> None:
     """Warn if this process takes no part in a group, because one that it is a fork or a child of does."""
     if (process := taken_by()) is not None:
         _warn(
-            f"this process is a fork or a child of process {process}, which has taken its place in a group of "
+            f"this process is a fork or a child of process {process}, which has taken its rank in a group of "
             "processes. So this one is alone: what it trains or evaluates, it does on all of its data"
         )
 

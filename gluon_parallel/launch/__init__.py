@@ -1,6 +1,6 @@
 """`launch`: run one script as several processes on one or many hosts, end them together, restart them.
 
-:func:`launch` checks what was asked for and starts a :class:`.Group`; :class:`.Decisions` say what happens to it.
+:func:`launch` checks what was asked for and starts a :class:`.Launcher`; :class:`.Decisions` say what happens to it.
 """
 
 from . import worker as worker

@@ -63,7 +63,7 @@ class Decisions:
     # what agents say ------------------------------------------------------------------------------------------------
 
     def greet(self, name: str, host: str, address: str, is_one_host: Callable[[str, str], bool]) -> bool:
-        """An agent has come; whether its process may start. `is_one_host`: see :meth:`Engine.takes_for_one`."""
+        """An agent has come; whether its process may start. `is_one_host`: see :meth:`LaunchEngine.takes_for_one`."""
         member = self.members[name]
         member.has_come, member.host, member.address, member.heard = True, host, address, self._now
         for other in self.members.values():

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
-from ..launch_engines import Engine, Start, agent, start_one
+from ..launch_engines import LaunchEngine, Start, agent, start_one
 from .decisions import Decisions
 from .host_list import HostList
 from .joins import Joins, order
@@ -27,7 +27,7 @@ _NEW = 32  # connections beside those of all agents that have not said so yet; o
 _HELLO = 4096  # bytes in which it says so
 
 
-class Group:
+class Launcher:
     """Start all processes of an engine, pass on what they say, and see to it that they end together.
 
     Args:
@@ -38,7 +38,7 @@ class Group:
     """
 
     def __init__(
-        self, engine: Engine, order: Callable[[str, int, str], dict[str, Any]], logs: Logs, timeout: float,
+        self, engine: LaunchEngine, order: Callable[[str, int, str], dict[str, Any]], logs: Logs, timeout: float,
         interrupts: Sequence[int] = (), min_processes: Optional[int] = None, advice: str = "",
         wants: Optional[HostList] = None,
     ) -> None:  # fmt: skip

@@ -29,6 +29,10 @@ def notebook(
     devices: Optional[str] = None,
     engine: str = "mpi",
     timeout: float = 60.0,
+    min_processes: Optional[int] = None,
+    max_processes: Optional[int] = None,
+    hostfile: Optional[str] = None,
+    host_discovery_script: Optional[str] = None,
 ) -> list:
     """Call ``function(*args)`` in each of several new processes, and wait until none of them is left.
 
@@ -46,9 +50,11 @@ def notebook(
         args: its arguments.
         num_processes: how many processes, all on this machine.
         devices, engine, timeout: as in :func:`launch`.
+        min_processes, max_processes, hostfile, host_discovery_script: as in :func:`launch`: go on without lost
+            processes, and have others join. The list that is watched has this machine alone: ``localhost slots=3``.
 
     Returns:
-        What the function returned, in the order of the ranks.
+        What the function returned, in the order of the ranks; with `min_processes`, in those that came to its end.
 
     Raises:
         LaunchError: nothing could be started: the function or an argument cannot be copied, or as in :func:`launch`.
@@ -65,12 +71,15 @@ def notebook(
     if "GLUON_PARALLEL_RANK" in os.environ:
         raise LaunchError("notebook: this process was itself launched as one of several; call the function as it is")
     bounds.whole("num_processes", num_processes, 1, bounds.PROCESSES, LaunchError)
-    return call_in_processes(function, tuple(args), num_processes, devices, engine, timeout)
+    return call_in_processes(
+        function, tuple(args), num_processes, devices, engine, timeout, min_processes=min_processes,
+        max_processes=max_processes, hostfile=hostfile, host_discovery_script=host_discovery_script,
+    )  # fmt: skip
 
 
 def call_in_processes(
     function: Callable, args: tuple, num_processes: int, devices: Optional[str], engine: str, timeout: float,
-    live: bool = True,
+    live: bool = True, min_processes: Optional[int] = None, **others: Any,
 ) -> list:  # fmt: skip
     """As :func:`notebook`, from a launched process too; what they print is not shown unless the view is `live`."""
     with temporary_folder() as name:
@@ -78,9 +87,12 @@ def call_in_processes(
         (folder / _CALL).write_bytes(_packed(function, args))
         result = launch(
             f"{__package__}.in_notebook", [name], num_processes, engine, devices, timeout=timeout, logs=str(folder),
-            live=live, module=True, announces=False,
+            live=live, module=True, announces=False, min_processes=min_processes, **others,
         )  # fmt: skip
         failure = result.failure
+        if failure is None and min_processes is not None:
+            ranks = sorted(int(path.stem.partition("-")[2]) for path in folder.glob(_RESULT.format("*")))
+            return [_result(folder / _RESULT.format(rank), rank) for rank in ranks]
         if failure is None:
             return [_result(folder / _RESULT.format(rank), rank) for rank in range(num_processes)]
         if not failure.member:

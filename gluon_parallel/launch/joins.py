@@ -21,6 +21,7 @@ _WHILE = 60.0  # seconds of the first while; each further one is twice as long
 _ANSWERS = 0.5  # part of the limit in which an agent on a host answers
 _ASKED_AGAIN = 5.0  # seconds after which a host that has not answered is asked again; then twice as long, and so on
 _ASKED_LAST = 600.0  # at most
+_BROKEN_OFF = "another process was lost while it was met"
 
 
 class Place:
@@ -207,13 +208,15 @@ class Joins:
         elif new.gone and new.return_code is None:
             self.fail("its agent is gone", now, rest)
         elif new.return_code is not None:
-            self.fail(f"it {describe(new.return_code)}", now, rest)
+            are_fewer = self._is_ready and (len(rest) < self._num_rest or self._lost_since < math.inf)
+            follows = are_fewer and new.return_code > 0
+            self.fail(_BROKEN_OFF if follows else f"it {describe(new.return_code)}", now, rest)
         elif new.stopped_since is not None:
             self.fail("it was stopped (SIGSTOP or the like)", now, rest)
         elif self._is_ready and len(rest) < self._num_rest:
             self._num_rest, self._lost_since = len(rest), now
         elif self._is_ready and now - self._lost_since > _MEETS:  # MPI may wait for ever in the middle of the meeting
-            self.fail("another process was lost while it was met", now, rest)
+            self.fail(_BROKEN_OFF, now, rest)
         elif not self._is_ready and now - self._asked > self.limit:
             what = "its script did not come to gp.prepare" if new.has_stub else "mpirun did not start it"
             self.fail(f"{what} within {self.limit:g} s (--timeout)", now, rest)

@@ -13,11 +13,11 @@ from .. import bounds
 from ..devices import read as read_devices
 from ..errors import LaunchError
 from ..forks import signals_handled
-from ..launch_engines import Engine, forwarded, python_path
+from ..launch_engines import LaunchEngine, forwarded, python_path
 from ..launch_engines import hosts as _hosts
-from ..store_table import engines
+from ..store_table import launch_engines
 from ..training.stopping import SIGNALS
-from .group import Group
+from .group import Launcher
 from .host_list import HostList, ask
 from .logs import Logs, make_folder
 from .member import Failure
@@ -93,8 +93,8 @@ def launch(
         DeviceUnavailable: `devices` cannot be read.
         OutputUnavailable: the logs cannot be written.
     """
-    known = engines()
-    kind = known.get(engine, Engine)
+    known = launch_engines()
+    kind = known.get(engine, LaunchEngine)
     for is_wrong, complaint in (
         (sync_batch_norm not in SYNC_BATCH_NORMS,
          f"--sync-batch-norm is {sync_batch_norm!r}, wanted one of {', '.join(SYNC_BATCH_NORMS)}"),
@@ -169,7 +169,7 @@ def launch(
             for attempt in range(max_restarts + 1):
                 used = make()
                 orders = _orders(used, command, devices, timeout, written.folder if announces else None, attempt)
-                group = Group(used, orders, written, timeout, interrupts, min_processes, advice, wants)
+                group = Launcher(used, orders, written, timeout, interrupts, min_processes, advice, wants)
                 failure = group.run()
                 if failure is not None and failure.member and group.decisions.raised:
                     written.say(group.decisions.raised[0])  # last: what others say of it has come before
@@ -200,7 +200,12 @@ def _check_module(name: str) -> str:
 
 
 def _orders(
-    engine: Engine, script: Sequence[str], devices: Optional[str], timeout: float, folder: Optional[Path], attempt: int
+    engine: LaunchEngine,
+    script: Sequence[str],
+    devices: Optional[str],
+    timeout: float,
+    folder: Optional[Path],
+    attempt: int,
 ) -> Callable[[str, int, str], dict[str, Any]]:
     """A function of a member, its host's cores and its address: what its agent runs, in which environment."""
     places = _hosts.place(engine.num_workers, engine.hosts)
@@ -276,7 +281,9 @@ def configure(parser: Any) -> None:
     """Add the command's arguments to its parser."""
     parser.add_argument("-n", type=bounds.flag, dest="num_workers", metavar="N", help="how many processes")
     parser.add_argument("--devices", help="of each process: what devices 'auto' means in it, such as cpu:2 or gpu:1")
-    parser.add_argument("--engine", default="mpi", choices=list(engines()), help="how they find each other (mpi)")
+    parser.add_argument(
+        "--engine", default="mpi", choices=list(launch_engines()), help="how they find each other (mpi)"
+    )
     parser.add_argument("--hosts", metavar="h1:2,h2:2", help="where they run; this machine if left out")
     parser.add_argument("--hostfile", metavar="FILE", help="the same as lines of a file: h1 slots=2")
     parser.add_argument("--rsh", default="ssh", help="the command that runs another one on a host (ssh)")

@@ -56,14 +56,14 @@ def run(main):
                 heartbeat.send(heartbeat.LOST_ANOTHER)
             if stopping is not None and stopping.requested() is not None:
                 interrupts.append(stopping.requested())
-        place = _place(error)
+        location = _location(error)
         if stopped or type(error).__name__ == "WorkerLost":  # what follows from something else
             if stopped or not interrupts:  # after Ctrl-C, that another process has left is no second error
-                _print_short(error, place)
+                _print_short(error, location)
         else:
             trace = _from_the_script_on(error.__traceback__)
             traceback.print_exception(type(error), error, trace)
-            _tell(f"{_in_a_line(error)}{place and f' ({place})'}")
+            _tell(f"{_in_a_line(error)}{location and f' ({location})'}")
         if type(error).__name__ == "BdbQuit":
             print(_NO_TERMINAL, file=sys.stderr)
         reason = f"{type(error).__name__}: {error}"
@@ -92,10 +92,10 @@ def _in_a_line(error):
     return said if len(said) <= _LONGEST else f"{said[:_LONGEST]}..."
 
 
-def _place(error):
+def _location(error):
     """File and line, as ``train.py:14``, of the script's own code that has raised an error; "" if there is none."""
-    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    own = [(name, line) for name, line in places if not os.path.realpath(name).startswith((_PACKAGE, *_LIBRARIES))]
+    locations = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    own = [(name, line) for name, line in locations if not os.path.realpath(name).startswith((_PACKAGE, *_LIBRARIES))]
     own = [(name, line) for name, line in own if not name.startswith("<")]  # "<frozen importlib>", "<string>"
     if not own:
         return ""
@@ -104,12 +104,14 @@ def _place(error):
     return f"{name[len(here) :] if name.startswith(here) else name}:{line}"
 
 
-def _print_short(error, place):
+def _print_short(error, location):
     """Print an error that follows from something else in three lines at most, with its whole traceback in the log."""
     trace = _from_the_script_on(error.__traceback__)
     whole = "".join(traceback.format_exception(type(error), error, trace, chain=type(error) is not KeyboardInterrupt))
     print("".join(f"{LOG_ONLY}{line}\n" for line in whole.splitlines()), end="", file=sys.stderr)
-    print(f"{_in_a_line(error)}\n  {place or 'before the script'}; the whole traceback is in the log", file=sys.stderr)
+    print(
+        f"{_in_a_line(error)}\n  {location or 'before the script'}; the whole traceback is in the log", file=sys.stderr
+    )
 
 
 def _from_the_script_on(trace):

@@ -40,7 +40,7 @@ class Start(NamedTuple):
 
 
 @dataclasses.dataclass
-class Engine:
+class LaunchEngine:
     """One way for processes to find each other, and what is to run where; used for one attempt."""
 
     num_workers: int
@@ -93,7 +93,10 @@ class Engine:
         return []
 
     def check(self) -> Optional[str]:
-        """Raise LaunchError if it cannot be used; return what is worth saying aloud."""
+        """Raise LaunchError if it cannot be used; return what is worth saying aloud.
+
+        The launcher calls it of an engine made for that alone; what an attempt needs, such as a port, is not kept here.
+        """
         return None
 
     def roles(self) -> list[str]:
@@ -123,7 +126,7 @@ class Engine:
         return {}
 
 
-def start_one(engine: Engine, contact: dict[str, str], member: str, host: str) -> Start:
+def start_one(engine: LaunchEngine, contact: dict[str, str], member: str, host: str) -> Start:
     """How one agent is started on `host`, by its `rsh` unless it is this machine."""
     known = {**contact, agent.MEMBER: member}
     if hosts.is_local(host):
@@ -151,7 +154,7 @@ def find_mpirun(python: str = sys.executable) -> Optional[str]:
     return str(beside) if beside.exists() else shutil.which("mpirun")
 
 
-class MPI(Engine):
+class MPI(LaunchEngine):
     """mpirun."""
 
     kvstore, library, goes_on = "mpi", "MPI", True
@@ -250,7 +253,7 @@ class MPI(Engine):
         return [mpirun, *(super().starts(contact) if self.uses_stubs else [])]
 
 
-class PS(Engine):
+class PS(LaunchEngine):
     """MXNet's scheduler and servers."""
 
     kvstore, library, has_servers = "dist_sync", "ps-lite", True
@@ -322,7 +325,7 @@ class PS(Engine):
         return {**variables, "PORT": str(self._ports[1 + int(number)])} if role == "rank" else variables
 
 
-class Horovod(Engine):
+class Horovod(LaunchEngine):
     """horovodrun."""
 
     kvstore, library = "horovod", "Horovod"

@@ -9,7 +9,7 @@ from ..errors import BatchMismatch
 from ..kvstore.collective import gather_objects
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import Nested, leaves
-from ..split import at_each_place, map_arrays
+from ..split import map_aligned, map_arrays
 
 
 def whole_batch(own: Sequence[Optional[Nested]], store: Any, batch_axis: int) -> tuple[bool, Optional[Nested]]:
@@ -84,4 +84,4 @@ def _whole(parts: Sequence[Nested], batch_axis: int, are_current: Sequence[bool]
         array = mx.nd.array(values, dtype=values.dtype)
         return array.as_np_ndarray() if is_numpy else array
 
-    return at_each_place(whole, parts)
+    return map_aligned(whole, parts)

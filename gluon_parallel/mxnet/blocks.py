@@ -17,13 +17,13 @@ executor_of: _OfBlock = attrgetter("_cached_op")  # None before its first call
 backend_of: _OfBlock = attrgetter("_backend")  # that of `optimize_for`, which has the executor made anew; None
 executor_inputs: _OfBlock = attrgetter("_cached_op_args")  # (whether it is an input, its number or the parameter)
 flags_of: _OfBlock = attrgetter("_flags")  # pairs, as of the keywords of `hybridize`
-output_structure: _OfBlock = attrgetter("_out_format")  # for `regroup`
+output_structure: _OfBlock = attrgetter("_out_format")  # for `unflatten`
 
 Executor: Any = mx.nd._internal.CachedOp  # MXNet's own class, whatever `mx.nd.CachedOp` is
 NumPySymbol: Any = mx.sym.np._Symbol  # the class of symbols in NumPy mode
 # (nested, what it is) -> (list, structure), and (list, structure) -> (nested, what is left of the list)
 flatten: Callable[[Any, str], tuple[list, Any]] = mx.gluon.block._flatten
-regroup: Callable[[list, Any], tuple[Any, list]] = mx.gluon.block._regroup
+unflatten: Callable[[list, Any], tuple[Any, list]] = mx.gluon.block._regroup
 
 
 def classes_of(loss: Any) -> tuple[int, float | None] | None:

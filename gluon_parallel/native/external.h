@@ -38,7 +38,7 @@ typedef struct External {
     int (*MXNDArrayGetShapeEx)(void *, int *, const int **);
     int (*start_between_hosts)(int64_t number, int64_t call); /* MPI's operation with that number */
     int (*arrived_above_zero)(struct Arrival *);              /* the result means nothing */
-    int (*plan_steps)(void);                                  /* with new gradients; the result means nothing */
+    int (*make_reducers)(void);                                  /* with new gradients; the result means nothing */
     /* Of `wait_on` and `refuse`, the results mean nothing. The first may close the layer; otherwise the device waits on.
        The second closes it: the device takes no part in that exchange, or comes twice. */
     int (*wait_on)(struct State *, int64_t key, const int8_t *arrived);

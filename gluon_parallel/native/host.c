@@ -6,7 +6,7 @@
    are several hosts, the first process of each adds up its rows and has MPI sum over the hosts; the others read the
    result.
 
-   Where many processes sum long rows, each adds up a part of them, and takes the other parts' sums from the others' rows.
+   Where many processes sum long rows, each adds up a shard of them, and takes the other shards' sums from the others' rows.
 
    Where values have owners, on one host, each process copies its gradient into its row and adds up what it owns; or it
    copies what it owns into its row, and what others own from theirs. */
@@ -23,12 +23,12 @@ static _Bool can_move(const HostExchange *exchange, int64_t state)
     if (host->failed)
         return 1;
     if (state == QUEUED)
-        return key->turn == exchange->number;
+        return key->next_number == exchange->number;
     if (exchange->problem)
         return 0; /* until Python has seen it */
-    if (state == HOLDING)
-        return all_have(host, key, offsetof(Line, left), exchange->number - key->depth);
-    if (state == SUMMING && key->sums_parts)
+    if (state == AWAITING_ROW)
+        return all_have(host, key, offsetof(Line, last_read), exchange->number - key->depth);
+    if (state == SUMMING && key->sums_shards)
         return all_have(host, key, offsetof(Line, summed), exchange->number);
     if (state == SUMMING || (host->num_hosts > 1 && host->rank != 0))
         return key->lines[0].summed >= exchange->number;
@@ -74,16 +74,16 @@ static HostExchange *move(HostExchange *exchange)
             }
             if (state == QUEUED) {
                 key->num_queued--;
-                key->lines[host->rank].held = exchange->number;
-                state = HOLDING;
-            } else if (state == HOLDING) {
+                key->lines[host->rank].awaits_row = exchange->number;
+                state = AWAITING_ROW;
+            } else if (state == AWAITING_ROW) {
                 arrive(exchange);
                 state = WAITING;
             } else if (state == WAITING && host->num_hosts > 1 && host->rank == 0) {
                 sum_over_hosts(exchange);
                 state = SUMMING;
-            } else if (state == WAITING && key->sums_parts) {
-                sum_part(exchange);
+            } else if (state == WAITING && key->sums_shards) {
+                sum_shard(exchange);
                 state = SUMMING;
             } else {
                 leave(exchange);

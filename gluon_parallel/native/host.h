@@ -14,13 +14,13 @@
 
    It has one at the beginning of the memory, and one before the rows of each key. An exchange is known by its number. */
 typedef struct Line {
-    _Atomic int64_t bell;    /* counted up to wake the process's driver; at a key, a thread that waits for this key */
-    _Atomic int64_t sleeps;  /* 1 while the thread that waits for the bell sleeps and nobody has woken it */
-    _Atomic int64_t beat;    /* how often the process has arrived, at all keys: a sign of life */
-    _Atomic int64_t arrived; /* at a key, as the next two: number of the last exchange for which its row is written */
-    _Atomic int64_t left;    /* number of the last exchange of which it has read all rows */
-    _Atomic int64_t held;    /* number of the exchange that waits until all have read its row's old values */
-    _Atomic int64_t summed;  /* number of the last exchange whose sum over the hosts is there (first process), or whose part it summed */
+    _Atomic int64_t bell;            /* counted up to wake the process's driver; at a key, a thread that waits for this key */
+    _Atomic int64_t sleeps;          /* 1 while the thread that waits for the bell sleeps and nobody has woken it */
+    _Atomic int64_t num_arrivals;    /* how often the process has arrived, at all keys: a sign of life */
+    _Atomic int64_t arrived;         /* at a key, as the next two: number of the last exchange for which its row is written */
+    _Atomic int64_t last_read;       /* number of the last exchange of which it has read all rows */
+    _Atomic int64_t awaits_row;      /* number of the exchange that waits until all have read its row's old values */
+    _Atomic int64_t summed;          /* number of the last exchange whose sum over the hosts is there (first process), or whose shard it summed */
     int64_t unused;
 } Line;
 
@@ -36,25 +36,25 @@ typedef struct Host {
     _Atomic int64_t num_exchanges;
     struct HostExchange *const *exchanges;   /* a table that others are added to */
     int64_t patience;                        /* nanoseconds that a thread waits in `gp_gather` */
-    RecorderPlace *recorder;
+    Recorder *recorder;
     int64_t num_hosts;
 } Host;
 
 /* A key, as this process sees it. */
 typedef struct HostKey {
-    Line *lines;                /* one of each process */
-    int64_t num_values;         /* of a row; for gathering, bytes */
+    Line *lines;                 /* one of each process */
+    int64_t num_values;          /* of a row; for gathering, bytes */
     int64_t dtype;
-    int64_t depth;              /* how many rows a process has */
-    _Atomic int64_t turn;       /* number of the exchange to come next; 0 before all processes have agreed */
+    int64_t depth;               /* how many rows a process has */
+    _Atomic int64_t next_number; /* number of the exchange to come next; 0 before all processes have agreed */
     _Atomic int64_t num_queued;
-    int64_t pushed;             /* number of the exchange that was handed to MXNet's engine last */
-    int64_t name;               /* the flight recorder's number of the key */
-    int64_t record;             /* and of a gather */
-    int64_t number;             /* for `start_between_hosts` */
-    int64_t sums_parts;         /* whether each process adds up a part of the rows, and reads the others' sums */
-    char *const *rows;          /* (depth, processes) */
-    char **rows_of_hosts;       /* (hosts): each host's row, by MPI; NULL unless few hosts have one process each. Of two hosts
+    int64_t pushed;              /* number of the exchange that was handed to MXNet's engine last */
+    int64_t name;                /* the flight recorder's number of the key */
+    int64_t record;              /* and of a gather */
+    int64_t number;              /* for `start_between_hosts` */
+    int64_t sums_shards;         /* whether each process adds up a shard of the rows, and reads the others' sums */
+    char *const *rows;           /* (depth, processes) */
+    char **rows_of_hosts;        /* (hosts): each host's row, by MPI; NULL unless few hosts have one process each. Of two hosts
                                    this one's is first: its row, or its array itself (`is_sent_directly`) */
 } HostKey;
 
@@ -73,9 +73,9 @@ enum {
     IDLE,    /* not under way */
     PUSHED,  /* queued in MXNet's engine, until its arrays are ready */
     QUEUED,  /* waits for the key's exchange before it */
-    HOLDING, /* waits until all processes have read what its row held before */
+    AWAITING_ROW, /* waits until all processes have read what its row held before */
     WAITING, /* waits until all processes have arrived */
-    SUMMING, /* waits for MPI's sum over the hosts, or for the parts that others add up */
+    SUMMING, /* waits for MPI's sum over the hosts, or for the shards that others add up */
     BUSY     /* one thread works on it */
 };
 
@@ -124,8 +124,8 @@ void arrive(HostExchange *exchange);
 /* All of this host have arrived: add up their rows (depth 1) in this process's; MPI sums over the hosts. */
 void sum_over_hosts(HostExchange *exchange);
 
-/* Or add up this process's part of the rows in its array, and write it to its row for the others. */
-void sum_part(HostExchange *exchange);
+/* Or add up this process's shard of the rows in its array, and write it to its row for the others. */
+void sum_shard(HostExchange *exchange);
 
 /* The rows' sum goes to this process's devices. */
 void leave(HostExchange *exchange);

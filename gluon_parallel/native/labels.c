@@ -19,7 +19,7 @@ typedef struct Look {
     LabelCheck *check;
     void *label;
     int64_t step;
-    int64_t begin; /* the place of the first sample in the batch */
+    int64_t begin; /* the index of the first sample in the batch */
     int64_t num_classes;
 } Look;
 
@@ -66,13 +66,13 @@ static int is_class(const LabelCheck *check, double value, int64_t num_classes)
     return (is_number && value == (double)(int64_t)value) || (check->has_ignored && value == check->ignored);
 }
 
-/* The place of the first of `num` values that is no class, or `num`. */
+/* The index of the first of `num` values that is no class, or `num`. */
 static int64_t first_other(const LabelCheck *check, const double *values, int64_t num, int64_t num_classes)
 {
-    int64_t place = 0;
-    while (place < num && is_class(check, values[place], num_classes))
-        place++;
-    return place;
+    int64_t index = 0;
+    while (index < num && is_class(check, values[index], num_classes))
+        index++;
+    return index;
 }
 
 /* Look at the labels. Called by the engine. */
@@ -97,14 +97,14 @@ static void look_at(void *run_context, void *param)
         int64_t size = num - begin < BLOCK ? num - begin : BLOCK;
         if (!convert(code, bits, values, begin, size, block))
             break;
-        int64_t place = first_other(check, block, size, look->num_classes), nothing = NO_FINDING;
-        if (place == size)
+        int64_t index = first_other(check, block, size, look->num_classes), nothing = NO_FINDING;
+        if (index == size)
             continue;
         if (atomic_compare_exchange_strong(&check->found, &nothing, WRITING_LABEL)) {
             check->step = look->step;
-            check->sample = look->begin + (begin + place) / per_sample % num_samples;
+            check->sample = look->begin + (begin + index) / per_sample % num_samples;
             check->num_classes = look->num_classes;
-            check->value = block[place];
+            check->value = block[index];
             check->found = FOUND_LABEL;
         }
         break;

@@ -183,7 +183,7 @@ EXPORT int gp_go_backward(unsigned num_heads, void **heads, void **gradients, un
     int counts = !num_variables && !is_left_out;
     if (counts && has_new_gradients) {
         has_new_gradients = 0;
-        gp_external.plan_steps();
+        gp_external.make_reducers();
     }
     if (counts)
         begin(0);
@@ -221,12 +221,12 @@ static void unlock_in_child(void)
     pthread_mutex_unlock(&mutex);
 }
 
-/* Where `other` has this value, looked for from `place` on; -1: nowhere. */
-static int64_t find(const Marks *other, const void *handle, int64_t place)
+/* Where `other` has this value, looked for from `start` on; -1: nowhere. */
+static int64_t find(const Marks *other, const void *handle, int64_t start)
 {
     int64_t num = other->num_parameters * other->num_copies;
     for (int64_t i = 0; i < num; i++) {
-        int64_t where = (place + i) % num;
+        int64_t where = (start + i) % num;
         if (other->handles[where] == handle)
             return where;
     }
@@ -240,11 +240,11 @@ static void inherit(Marks *marks)
     int64_t num = marks->num_parameters * marks->num_copies, most = 0;
     Marks *known = NULL;
     for (Marks *other = first; other; other = other->next) {
-        int64_t num_found = 0, place = 0;
+        int64_t num_found = 0, start = 0;
         for (int64_t i = 0; i < num && other->num_copies == marks->num_copies; i++) {
-            int64_t where = find(other, marks->handles[i], place);
+            int64_t where = find(other, marks->handles[i], start);
             num_found += where >= 0;
-            place = where + 1;
+            start = where + 1;
         }
         if (num_found > most) {
             most = num_found;
@@ -255,10 +255,10 @@ static void inherit(Marks *marks)
         return;
     if (!known->is_hidden)
         note(known);
-    for (int64_t i = 0, place = 0; i < num; i++) {
-        int64_t where = find(known, marks->handles[i], place);
+    for (int64_t i = 0, start = 0; i < num; i++) {
+        int64_t where = find(known, marks->handles[i], start);
         marks->rounds[i] = where < 0 ? 0 : known->rounds[where];
-        place = where + 1;
+        start = where + 1;
     }
     memcpy(marks->in_round, known->in_round, (size_t)marks->num_copies);
     memcpy(marks->in_last, known->in_last, (size_t)marks->num_copies);
@@ -288,9 +288,9 @@ EXPORT void gp_watch(Marks *marks)
 EXPORT void gp_unwatch(Marks *marks)
 {
     pthread_mutex_lock(&mutex);
-    for (Marks **place = &first; *place; place = &(*place)->next) {
-        if (*place == marks) {
-            *place = marks->next;
+    for (Marks **link = &first; *link; link = &(*link)->next) {
+        if (*link == marks) {
+            *link = marks->next;
             break;
         }
     }

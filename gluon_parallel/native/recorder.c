@@ -1,15 +1,15 @@
 /* Flight recorder: writes entries, and runs in MXNet's engine before and behind exchanges of other libraries. */
 #include "recorder.h"
 
-static RingEntry *entry_of(RecorderPlace *place, int64_t number)
+static RingEntry *entry_of(Recorder *recorder, int64_t number)
 {
-    return &place->memory->ring[number % CAPACITY];
+    return &recorder->memory->ring[number % CAPACITY];
 }
 
-EXPORT int64_t gp_recorder_begin(RecorderPlace *place, int64_t name, int64_t call, int64_t size)
+EXPORT int64_t gp_recorder_begin(Recorder *recorder, int64_t name, int64_t call, int64_t size)
 {
-    int64_t number = ++place->memory->num_begun;
-    RingEntry *entry = entry_of(place, number);
+    int64_t number = ++recorder->memory->num_begun;
+    RingEntry *entry = entry_of(recorder, number);
     entry->number = 0;
     entry->name = name;
     entry->call = call;
@@ -20,9 +20,9 @@ EXPORT int64_t gp_recorder_begin(RecorderPlace *place, int64_t name, int64_t cal
     return number;
 }
 
-EXPORT void gp_recorder_end(RecorderPlace *place, int64_t number, int64_t done)
+EXPORT void gp_recorder_end(Recorder *recorder, int64_t number, int64_t done)
 {
-    RingEntry *entry = entry_of(place, number);
+    RingEntry *entry = entry_of(recorder, number);
     if (entry->number == number)
         entry->done = done ? done : now(CLOCK_MONOTONIC);
 }
@@ -31,14 +31,14 @@ EXPORT void gp_recorder_end(RecorderPlace *place, int64_t number, int64_t done)
 EXPORT void gp_recorded_begin(void *run_context, const OnComplete *on_complete, RecordedExchange *exchange)
 {
     (void)run_context;
-    exchange->record = gp_recorder_begin(exchange->place, exchange->name, exchange->call, exchange->size);
+    exchange->record = gp_recorder_begin(exchange->recorder, exchange->name, exchange->call, exchange->size);
     complete(on_complete, 0);
 }
 
 EXPORT void gp_recorded_end(void *run_context, const OnComplete *on_complete, RecordedExchange *exchange)
 {
     (void)run_context;
-    gp_recorder_end(exchange->place, exchange->record, 0);
+    gp_recorder_end(exchange->recorder, exchange->record, 0);
     exchange->busy = 0;
     complete(on_complete, 0);
 }

@@ -8,7 +8,7 @@
 #include "external.h"
 
 #define CAPACITY 2048        /* entries of the ring */
-#define GAVE_UP (-2)         /* in place of `done`: the others did not come within the limit, or were lost */
+#define GAVE_UP (-2)         /* in the place of `done`: the others did not come within the limit, or were lost */
 #define NUM_NAMES 16384      /* a key has three names on one host, a SyncBatchNorm layer six; name 0 is for all others */
 #define NAME_BYTES 128
 
@@ -34,13 +34,13 @@ typedef struct RecorderMemory {
 } RecorderMemory;
 
 /* Where this process records: that changes when it shares its memory. */
-typedef struct RecorderPlace {
+typedef struct Recorder {
     RecorderMemory *_Atomic memory;
-} RecorderPlace;
+} Recorder;
 
 /* An exchange that runs inside another library, between two functions in the engine. */
 typedef struct RecordedExchange {
-    RecorderPlace *place;
+    Recorder *recorder;
     int64_t name;
     int64_t call;
     int64_t size;
@@ -49,10 +49,10 @@ typedef struct RecordedExchange {
 } RecordedExchange;
 
 /* Record that call number `call` of `name` begins; returns the entry's number. */
-int64_t gp_recorder_begin(RecorderPlace *place, int64_t name, int64_t call, int64_t size);
+int64_t gp_recorder_begin(Recorder *recorder, int64_t name, int64_t call, int64_t size);
 
 /* Record when it ended, unless so much was recorded since that its entry is gone. `done` is 0 for now, or
    GAVE_UP. */
-void gp_recorder_end(RecorderPlace *place, int64_t number, int64_t done);
+void gp_recorder_end(Recorder *recorder, int64_t number, int64_t done);
 
 #endif

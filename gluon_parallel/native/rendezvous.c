@@ -162,13 +162,13 @@ static void end(Layer *layer, Meeting *meeting, int64_t state)
 /* Whether the values have become those of all processes of this host; if not, Python finishes what has begun. */
 static _Bool through_shared_memory(Processes *processes, int64_t call, int64_t direction, double *values, int64_t size)
 {
-    int64_t turn = processes->key->turn, length = HEADER + size, num = processes->num_processes;
+    int64_t number = processes->key->next_number, length = HEADER + size, num = processes->num_processes;
     const double *rows = processes->rows;
     processes->row[0] = 1;
     processes->row[1] = (double)call;
     memcpy(processes->row + HEADER, values, (size_t)size * sizeof(double));
-    processes->key->turn = turn + 1;
-    if (!gp_gather(processes->host, processes->key, turn, processes->row, (char *)processes->rows))
+    processes->key->next_number = number + 1;
+    if (!gp_gather(processes->host, processes->key, number, processes->row, (char *)processes->rows))
         return 0; /* the others are late */
     for (int64_t n = 0; n < num; n++)
         if (rows[n * length] != 1 || rows[n * length + 1] != (double)call)

@@ -78,8 +78,8 @@ static void write_sum(const HostExchange *exchange, const Segment *segment, char
         key->rows_of_hosts[0] = stays ? sources[0] : row;
 }
 
-/* Of a reduce-scatter, the sum over this process's devices goes to its row, for the owners of its parts. */
-static void write_parts(const HostExchange *exchange, const Segment *segment, char *const *sources, int64_t num_devices,
+/* Of a reduce-scatter, the sum over this process's devices goes to its row, for the owners of its shards. */
+static void write_for_owners(const HostExchange *exchange, const Segment *segment, char *const *sources, int64_t num_devices,
                         char *row)
 {
     const Host *host = exchange->host;
@@ -91,8 +91,8 @@ static void write_parts(const HostExchange *exchange, const Segment *segment, ch
     }
 }
 
-/* Without bounds, an array is summed whole. With bounds, each process owns a part of it: in an all-gather it writes its
-   own part to its row; in a reduce-scatter it writes all, and the owners add them up. */
+/* Without bounds, an array is summed whole. With bounds, each process owns a shard of it: in an all-gather it writes its
+   own shard to its row; in a reduce-scatter it writes all, and the owners add them up. */
 void arrive(HostExchange *exchange)
 {
     Host *host = exchange->host;
@@ -108,10 +108,10 @@ void arrive(HostExchange *exchange)
         else if (exchange->gathers)
             copy(key->dtype, sources[0], row + segment->offset, bounds[host->rank], bounds[host->rank + 1]);
         else
-            write_parts(exchange, segment, sources, num_devices, row);
+            write_for_owners(exchange, segment, sources, num_devices, row);
     }
     key->lines[host->rank].arrived = number;
-    host->lines[host->rank].beat++;
+    host->lines[host->rank].num_arrivals++;
     if (all_have(host, key, offsetof(Line, arrived), number)) {
         if (host->num_hosts == 1)
             ring_others(host, host->lines);
@@ -129,17 +129,17 @@ void sum_over_hosts(HostExchange *exchange)
     gp_external.start_between_hosts(key->number, exchange->number);
 }
 
-/* The first value of the part that process `rank` adds up; a multiple of 16, so that parts share no line of the cache. */
-static int64_t part_begin(const Host *host, const HostKey *key, int64_t rank)
+/* The first value of the shard that process `rank` adds up; a multiple of 16, so that shards share no line of the cache. */
+static int64_t shard_begin(const Host *host, const HostKey *key, int64_t rank)
 {
     return rank == host->size ? key->num_values : key->num_values * rank / host->size / 16 * 16;
 }
 
-void sum_part(HostExchange *exchange)
+void sum_shard(HostExchange *exchange)
 {
     Host *host = exchange->host;
     HostKey *key = exchange->key;
-    int64_t number = exchange->number, begin = part_begin(host, key, host->rank), end = part_begin(host, key, host->rank + 1);
+    int64_t number = exchange->number, begin = shard_begin(host, key, host->rank), end = shard_begin(host, key, host->rank + 1);
     char *const *rows = key->rows + number % key->depth * host->size, **out = exchange->arrays + exchange->num_read;
     sum_arrays(wide(key->dtype), key->dtype, rows, 0, host->size, *out, begin, end);
     sum_arrays(key->dtype, wide(key->dtype), out, 0, 1, rows[host->rank], begin, end);
@@ -148,13 +148,13 @@ void sum_part(HostExchange *exchange)
         ring_others(host, host->lines);
 }
 
-/* Each process has added up a part of the rows: read those of the others. */
-static void read_summed_parts(const Host *host, const HostKey *key, char *const *rows, char *out)
+/* Each process has added up a shard of the rows: read those of the others. */
+static void read_summed_shards(const Host *host, const HostKey *key, char *const *rows, char *out)
 {
     for (int64_t rank = 0; rank < host->size; rank++)
         if (rank != host->rank)
-            sum_arrays(wide(key->dtype), key->dtype, rows + rank, 0, 1, out, part_begin(host, key, rank),
-                       part_begin(host, key, rank + 1));
+            sum_arrays(wide(key->dtype), key->dtype, rows + rank, 0, 1, out, shard_begin(host, key, rank),
+                       shard_begin(host, key, rank + 1));
 }
 
 /* The sum of a whole array: of the rows of two or three hosts, of this one's rows, or MPI's, which is read. */
@@ -170,8 +170,8 @@ static void read_sum(const Host *host, const HostKey *key, const Segment *segmen
     sum_arrays(wide(key->dtype), key->dtype, rows, offset, num, out, 0, segment->num_values);
 }
 
-/* Of an all-gather: read the parts of the other owners. */
-static void read_parts(const Host *host, const HostKey *key, const Segment *segment, char *const *rows, char *out)
+/* Of an all-gather: read the shards of the other owners. */
+static void read_from_owners(const Host *host, const HostKey *key, const Segment *segment, char *const *rows, char *out)
 {
     for (int64_t rank = 0; rank < host->size; rank++)
         if (rank != host->rank)
@@ -189,25 +189,25 @@ void leave(HostExchange *exchange)
         char **outs = exchange->arrays + exchange->num_read + n * num_devices;
         const int64_t *bounds = segment->bounds;
         int64_t begin = 0, end = segment->num_values;
-        if (key->sums_parts) {
-            read_summed_parts(host, key, rows, outs[0]);
+        if (key->sums_shards) {
+            read_summed_shards(host, key, rows, outs[0]);
         } else if (!bounds) {
             read_sum(host, key, segment, rows, outs[0]);
         } else if (exchange->gathers) {
             begin = bounds[0], end = bounds[host->size];
-            read_parts(host, key, segment, rows, outs[0]);
-        } else { /* reduce-scatter: the own part */
+            read_from_owners(host, key, segment, rows, outs[0]);
+        } else { /* reduce-scatter: the own shard */
             begin = bounds[host->rank], end = bounds[host->rank + 1];
             sum_arrays(key->dtype, key->dtype, rows, segment->offset, host->size, outs[0], begin, end);
         }
         for (int64_t device = 1; device < num_devices; device++)
             copy(key->dtype, outs[0], outs[device], begin, end);
     }
-    key->lines[host->rank].left = number;
+    key->lines[host->rank].last_read = number;
     for (int64_t rank = 0; rank < host->size; rank++)
-        if (rank != host->rank && key->lines[rank].held == number + key->depth)
+        if (rank != host->rank && key->lines[rank].awaits_row == number + key->depth)
             ring(&host->lines[rank]);
-    key->turn = number + 1;
+    key->next_number = number + 1;
     gp_recorder_end(host->recorder, exchange->record, 0);
 }
 
@@ -246,7 +246,7 @@ EXPORT int64_t gp_gather(Host *host, HostKey *key, int64_t number, const void *v
         key->record = gp_recorder_begin(host->recorder, key->name, number, num_bytes);
         memcpy(rows[host->rank], vector, (size_t)num_bytes);
         line->arrived = number;
-        host->lines[host->rank].beat++;
+        host->lines[host->rank].num_arrivals++;
         if (all_have(host, key, offsetof(Line, arrived), number))
             ring_others(host, key->lines);
     }
@@ -254,7 +254,7 @@ EXPORT int64_t gp_gather(Host *host, HostKey *key, int64_t number, const void *v
         return 0;
     for (int64_t rank = 0; rank < host->size; rank++)
         memcpy(out + rank * num_bytes, rows[rank], (size_t)num_bytes);
-    line->left = number;
+    line->last_read = number;
     gp_recorder_end(host->recorder, key->record, 0);
     return 1;
 }

@@ -144,7 +144,7 @@ typedef struct Layer {
     int64_t processor;         /* the same in processor time */
     int64_t waited;            /* of it, for other devices */
     int64_t exchanged;         /* of it, with other processes */
-    RecorderPlace *recorder;
+    Recorder *recorder;
     int64_t names[2];          /* the flight recorder's numbers of the rendezvous in each direction */
     PassTimes *passes;         /* a ring; NULL while nobody records */
     int64_t num_passes;        /* recorded since then */

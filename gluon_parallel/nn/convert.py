@@ -74,7 +74,7 @@ def convert_sync_batchnorm(
         if type(layer) is CONTRIB:
             kept = {name: options_of(layer)[name] for name in ("eps", "momentum", "fix_gamma", "use_global_stats")}
             set_options(layer, {**kept, "axis": 1})
-    _turn(net, layers, SyncBatchNorm)
+    _change_class(net, layers, SyncBatchNorm)
     for layer in layers:
         layer._synchronise(num_devices, kvstore, timeout, group)
     return net
@@ -86,7 +86,9 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
     Returns:
         `net`, for use in an expression.
     """
-    return _turn(net, [block for block in blocks_of(net) if isinstance(block, SyncBatchNorm)], mx.gluon.nn.BatchNorm)
+    return _change_class(
+        net, [block for block in blocks_of(net) if isinstance(block, SyncBatchNorm)], mx.gluon.nn.BatchNorm
+    )
 
 
 def convert_global_pooling(net: mx.gluon.Block) -> mx.gluon.Block:
@@ -110,7 +112,7 @@ def convert_global_pooling(net: mx.gluon.Block) -> mx.gluon.Block:
     layers = [
         block for block in blocks_of(net) if type(block) is _POOLING and options_of(block).get("layout") == "NCHW"
     ]
-    return _turn(net, layers, GlobalAvgPool2D)
+    return _change_class(net, layers, GlobalAvgPool2D)
 
 
 def _has_batch_norm(block: mx.gluon.SymbolBlock) -> bool:
@@ -119,7 +121,7 @@ def _has_batch_norm(block: mx.gluon.SymbolBlock) -> bool:
     )
 
 
-def _turn(net: mx.gluon.Block, layers: list[mx.gluon.Block], kind: type) -> mx.gluon.Block:
+def _change_class(net: mx.gluon.Block, layers: list[mx.gluon.Block], kind: type) -> mx.gluon.Block:
     """Make `layers` of `net` layers of that class, in place: blocks, hooks and trainers hold these objects."""
     for layer in layers:
         layer.__class__ = kind

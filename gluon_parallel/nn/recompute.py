@@ -18,9 +18,9 @@ from ..mxnet.blocks import (
     flatten,
     output_structure,
     own_parameters,
-    regroup,
     trace,
     traced_graph,
+    unflatten,
 )
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import BFLOAT16, as_class_of, as_legacy
@@ -33,7 +33,7 @@ from ..native import function
 from .blocks import blocks_of, draws_random_numbers
 from .executor import building, finish_initialization
 from .rewrite_graph import Node, graph_of, new_node, replace_nodes
-from .sync_batch_norm.participants import waiting_groups
+from .sync_batch_norm.participants import waiting_sync_groups
 
 _OPERATOR = "gluon_parallel_recompute"
 _graph_of: Attached[_Graph] = Attached("recomputed")  # blocks
@@ -99,7 +99,7 @@ def _forward(block: mx.gluon.HybridBlock, plain: Callable[..., Any], *args: Any)
     flat = flatten(args, "input")[0]
     if not mx.autograd.is_recording() or any(isinstance(one, mx.sym.Symbol) for one in flat):
         return plain(*args)
-    if waiting_groups(block):
+    if waiting_sync_groups(block):
         raise ValueError(
             f"recompute: {block.name} has a SyncBatchNorm layer, which would exchange statistics a second time, in an "
             "order of the backward pass that need not be that of the other devices; mark the blocks between such layers"
@@ -112,7 +112,7 @@ def _forward(block: mx.gluon.HybridBlock, plain: Callable[..., Any], *args: Any)
     if graph is None or graph.traced is not symbol or graph.dtypes != dtypes:
         graph = _graph_of.set(block, _Graph(block, data))
     outputs = graph.run(data)
-    return regroup(outputs, output_structure(block))
+    return unflatten(outputs, output_structure(block))
 
 
 class _Graph:
@@ -121,11 +121,11 @@ class _Graph:
     def __init__(self, block: mx.gluon.HybridBlock, data: Sequence[Any]) -> None:
         inputs, self.traced = traced_graph(block)
         self.dtypes = [array.dtype for array in data]
-        parameters, places = block.collect_params(), {one.name: place for place, one in enumerate(inputs)}
+        parameters, indices = block.collect_params(), {one.name: index for index, one in enumerate(inputs)}
         self.states = self.traced.list_auxiliary_states()
         self.arguments = self.traced.list_arguments()
         self.names = self.traced.list_inputs()  # both, in the executor's order
-        self._sources = [places[name] if name in places else parameters[name] for name in self.arguments]
+        self._sources = [indices[name] if name in indices else parameters[name] for name in self.arguments]
         of_arguments = [data[one] if isinstance(one, int) else one.data(data[0].ctx) for one in self._sources]
         dtypes = {name: array.dtype for name, array in zip(self.arguments, of_arguments)}
         self.symbol, self._outputs = _with_float32_around(_copying(self.traced), dtypes)
@@ -137,7 +137,7 @@ class _Graph:
             raise ValueError(
                 f"recompute: {', '.join(sparse)}: gradients must be dense; build it with sparse_grad=False"
             )
-        is_data = [name in places for name in self.names]
+        is_data = [name in indices for name in self.names]
         flags = [(name, value) for name, value in flags_of(block) if not name.startswith("static")]  # they keep memory
         flags.append(("data_indices", np.flatnonzero(is_data).tolist()))
         flags.append(("param_indices", np.flatnonzero(np.logical_not(is_data)).tolist()))
@@ -190,11 +190,11 @@ class _Graph:
     ) -> None:  # fmt: skip
         """Write, or add, the gradients of the arguments; running statistics move."""
         wanted, added = [], []
-        for place, (req, argument, gradient) in enumerate(zip(reqs, arguments, gradients)):
+        for index, (req, argument, gradient) in enumerate(zip(reqs, arguments, gradients)):
             if req == "null":
                 continue
             # oneDNN would write the gradient of an input in a layout of its own, which only this array would know.
-            if argument.ndim > 2 and isinstance(self._sources[place], int):
+            if argument.ndim > 2 and isinstance(self._sources[index], int):
                 own = mx.nd.empty(argument.shape, argument.ctx, argument.dtype)
                 added.append((req, own, gradient))
                 wanted.append((argument, own, "write"))

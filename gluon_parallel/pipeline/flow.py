@@ -126,7 +126,7 @@ class Flow:
 
     Args:
         inputs, labels: its shard of the batch, on the first and on the last device.
-        begin: the place in the batch of its first sample.
+        begin: the index in the batch of its first sample.
         sizes: how many samples each micro-batch has.
         counts, order: as of :func:`.tasks_of`.
     """

@@ -28,7 +28,18 @@ from .flow import Flow, StepLoss
 from .orders import launching_order
 from .partition import Partition, partition
 from .profile import Profile, peaks
-from .stage import Arrays, Recorder, Stage, accumulating, concatenate, cut, moved, outputs_of, pass_counts, place
+from .stage import (
+    Arrays,
+    Recorder,
+    Stage,
+    accumulating,
+    concatenate,
+    cut,
+    move_parameters,
+    moved,
+    outputs_of,
+    pass_counts,
+)
 
 
 class Pipeline(Training):
@@ -118,7 +129,7 @@ class Pipeline(Training):
         self._parts: tuple[str, ...] = ()  # of that loss
         self._has_checked_loss = False
         self._recorders: list[Recorder] = []  # one for each replica, in a step that is profiled
-        self._place()
+        self._move_parameters()
 
     def __repr__(self) -> str:
         return f"Pipeline({len(self.stages)} stages on {self.replicas}, {self.num_micro_batches} micro-batches)"
@@ -128,7 +139,7 @@ class Pipeline(Training):
 
         The trainer's store and ``update_on_kvstore`` are treated as :class:`gluon_parallel.DataParallel` does.
         """
-        self._place()
+        self._move_parameters()
         return self.net.collect_params()
 
     def step(
@@ -158,7 +169,7 @@ class Pipeline(Training):
         self._take(loss, trainer)
         self._loss, self._label_check = loss, label_check_of(loss, self.batch_axis, self._label_check)
         assert self._step is not None
-        return self._step(x, y, self.replicas[0][-1], self._cut, self._prepare, self._run)
+        return self._step(x, y, self.replicas[0][-1], self._micro_batches, self._prepare, self._run)
 
     def profile(
         self, loss: Callable[..., Nested], trainer: mx.gluon.Trainer, x: Nested | None, y: Nested = ()
@@ -215,9 +226,9 @@ class Pipeline(Training):
         outputs = concatenate(parts, self.batch_axis)
         return outputs if len(outputs) > 1 else outputs[0]
 
-    def _place(self) -> None:
+    def _move_parameters(self) -> None:
         for number, block in enumerate(self.stages):
-            place(block.collect_params().values(), number, self.replicas, self)
+            move_parameters(block.collect_params().values(), number, self.replicas, self)
 
     def _stages_of(self, replica: int) -> list[Stage]:
         recorder = self._recorders[replica] if self._recorders else None
@@ -230,7 +241,7 @@ class Pipeline(Training):
                 arrays = outputs_of(self.stages, number, moved(arrays, device))
 
         make_parameters(list(self.net.collect_params().values()), run)
-        self._place()
+        self._move_parameters()
 
     def _order(self) -> str:
         return "gpipe" if self._parts else self.order  # the counts of all micro-batches come first
@@ -249,7 +260,7 @@ class Pipeline(Training):
         blocks = net_and_loss(self.net, loss)
         self._step = TrainingStep(blocks, trainer, store, parts, self.batch_axis, self._options)
 
-    def _cut(self, batch: tuple[tuple, tuple], num: int) -> tuple[list[Arrays], list[tuple]]:
+    def _micro_batches(self, batch: tuple[tuple, tuple], num: int) -> tuple[list[Arrays], list[tuple]]:
         """The inputs and the labels of each replica, on its first and its last device."""
         inputs, labels = batch
         checks.check_batch(inputs, num, self.num_micro_batches, len(self.replicas))
@@ -269,7 +280,7 @@ class Pipeline(Training):
             self._step.start(run, inputs, num_parts, checks.OF_MICRO_BATCHES)
             if self.recompute and contract(store_of(self._trainer)).rank == 0:
                 checks.warn_of_recomputation(pass_counts(self.stages, self.num_micro_batches), self.num_micro_batches)
-        self._place()
+        self._move_parameters()
 
     def _run(self, shards: tuple[list[Arrays], list[tuple]], num: int) -> mx.nd.NDArray:
         assert self._trainer is not None and self._step is not None

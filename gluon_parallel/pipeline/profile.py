@@ -155,20 +155,20 @@ class Profile:
         heights = [0.6 + 0.45 * len(rows), 0.6 + 0.5 * num_stages]
         figure = Figure(figsize=(10, sum(heights)), layout="constrained", facecolor="white")
         axes, below = figure.subplots(2, gridspec_kw={"height_ratios": heights})
-        for place, (_, passes, stage) in enumerate(rows):
+        for index, (_, passes, stage) in enumerate(rows):
             for task, (begin, end) in passes.items():
                 if task.stage == stage:
                     colour = "#4363d8" if task.kind == FORWARD else "#e6a04b"
-                    axes.barh(place, (end - begin) * 1e3, left=begin * 1e3, color=colour, edgecolor="white", height=0.8)
+                    axes.barh(index, (end - begin) * 1e3, left=begin * 1e3, color=colour, edgecolor="white", height=0.8)
                     middle = (begin + end) / 2 * 1e3
-                    axes.text(middle, place, task.micro_batch, ha="center", va="center", fontsize=7, clip_on=True)
+                    axes.text(middle, index, task.micro_batch, ha="center", va="center", fontsize=7, clip_on=True)
         axes.set_yticks(range(len(rows)), [name for name, _, _ in rows])
         axes.set(xlabel="ms", ylim=(len(rows) - 0.4, -0.6))
         title = f"forward (blue) and backward (orange) passes, order {self.order}: idle {self.idle:.0%}"
         axes.set_title(title, loc="left", fontweight="bold")
-        for place, (how, colour) in enumerate(((self.memory, "#b0b7c3"), (self.measured_memory, "#3cb44b"))):
+        for index, (how, colour) in enumerate(((self.memory, "#b0b7c3"), (self.measured_memory, "#3cb44b"))):
             sizes = [(how(stage) or 0) / 1e6 for stage in range(num_stages)]
-            bars = below.barh([stage + 0.4 * place - 0.2 for stage in range(num_stages)], sizes, 0.36, color=colour)
+            bars = below.barh([stage + 0.4 * index - 0.2 for stage in range(num_stages)], sizes, 0.36, color=colour)
             below.bar_label(bars, [_megabytes(how(stage)) for stage in range(num_stages)], padding=3, fontsize=7)
         below.set_yticks(range(num_stages), [f"stage {stage}" for stage in range(num_stages)])
         below.set(xlabel="MB", ylim=(num_stages - 0.4, -0.6))

@@ -18,7 +18,7 @@ from ..mxnet.compat.array_types import BFLOAT16, Nested, as_class_of, as_legacy,
 from ..mxnet.device_threads.seeds import seed_of_device, seed_this_thread
 from ..mxnet.engine import order, push
 from ..mxnet.parameters import devices_of_values, has_values, initialize_on, share_copies
-from ..nn.sync_batch_norm.participants import STATISTICS, waiting_groups
+from ..nn.sync_batch_norm.participants import STATISTICS, waiting_sync_groups
 from ..step.precision import active_precision
 from .orders import BACKWARD, FORWARD, Task
 
@@ -223,7 +223,7 @@ def pass_counts(blocks: Iterable[mx.gluon.Block], num_micro_batches: int) -> lis
 
     For the moments of the whole batch, each micro-batch would have to wait in every layer for all others.
     """
-    return [1 if waiting_groups(block) else num_micro_batches for block in blocks]
+    return [1 if waiting_sync_groups(block) else num_micro_batches for block in blocks]
 
 
 def moved(arrays: Arrays, device: mx.Context) -> Arrays:
@@ -286,9 +286,9 @@ class StageDevices(list):
         super().__init__(devices)
         self.pipeline = pipeline
 
-    def place(self) -> None:
+    def move_parameters(self) -> None:
         """Put parameters of the pipeline that have got their values elsewhere on the devices of their stages."""
-        self.pipeline._place()
+        self.pipeline._move_parameters()
 
     def __eq__(self, other: object) -> bool:
         is_ours = isinstance(other, StageDevices) and other.pipeline is self.pipeline
@@ -301,7 +301,7 @@ class StageDevices(list):
         return list, (list(self),)
 
 
-def place(
+def move_parameters(
     parameters: Iterable[mx.gluon.Parameter], stage: int, replicas: Sequence[Sequence[mx.Context]], pipeline: Any
 ) -> None:
     """Put the parameters of a stage on its devices, one for each replica.

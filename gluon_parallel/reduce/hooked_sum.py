@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from ..allreduce import allreduce_each
-from ..communication_hooks import BucketStore, GradientBucket, PowerSGD, StatefulHook, StoreCompression
+from ..communication_hooks import BucketStore, GradientBucket, StatefulHook, StoreCompression
 from ..communication_hooks.hook import HOOKS
 from ..errors import ArrayMismatch, CompressionFault, GradientUnavailable, warn
 from ..kvstore.contract import is_distributed
 from ..kvstore.factory import kind_of
-from ..kvstore.mpi.plan import plan_buckets
+from ..kvstore.mpi.plan import assign_buckets
 from ..kvstore.protocols import Hooks, offers
 from ..mxnet.attached import Attached
 from ..mxnet.compat import mx
@@ -24,7 +24,6 @@ from ..mxnet.parameters import gradient_storage
 from ..mxnet.trainers import compression_of, has_made_store, parameters_of, set_compression, store_of
 from .reducer import sum_by_hook
 
-_BUILT_IN = StoreCompression, PowerSGD
 _BUCKET = 25 << 20  # bytes
 _compressed: Attached[bool] = Attached("compressed")  # trainers whose compression_params are those of a hook
 
@@ -53,7 +52,8 @@ def connect(trainer: mx.gluon.Trainer, hook: Any, store: Any) -> None:
             f"{where}: hooks need the store mpi, and the trainer's is {getattr(store, 'type', store)!r}; leave it "
             "out, or start the processes with gluon-parallel launch and make the store by gp.kvstore.create('mpi')"
         )
-    if isinstance(hook, _BUILT_IN) and not is_distributed(store):
+    is_for_several = isinstance(hook, StoreCompression) or getattr(hook, "only_between_processes", False)
+    if is_for_several and not is_distributed(store):
         warn(
             f"{where}: gradients are compressed on their way to other processes, and this process is alone, so they "
             "are not. Over several processes the results will differ from these; for the same ones, leave it out",
@@ -107,7 +107,7 @@ class HookedSum:
         make_plain(*own)
         sizes = [array.size * np.dtype(array.dtype).itemsize for array in own]
         kinds = [np.dtype(array.dtype).name for array in own]
-        for place, members in enumerate(plan_buckets(sizes, kinds, following=_BUCKET, alone=_BUCKET)):
+        for index, members in enumerate(assign_buckets(sizes, kinds, following=_BUCKET, alone=_BUCKET)):
             names = [parameters[member].name for member in members]
             numbers = [number_of[id(parameters[member])] for member in members]
             bucket = GradientBucket(
@@ -116,7 +116,7 @@ class HookedSum:
             # Of these parameters: with ignore_stale_grad, other updates may have others.
             key = f"hook {zlib.crc32(repr(numbers).encode()):08x}"
             try:
-                sums = _checked(hook(bucket, BucketStore(store_of(trainer), key, priority=-place)), bucket, hook)
+                sums = _checked(hook(bucket, BucketStore(store_of(trainer), key, priority=-index)), bucket, hook)
             except BaseException:  # Ctrl-C too
                 self.undo()
                 raise

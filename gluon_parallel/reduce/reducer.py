@@ -49,7 +49,7 @@ class Reducer:
 
     Attributes:
         everything, arrays: the trainer's parameters, and their weights and gradients when this was made.
-        parameters: those that have a gradient; below, a place is a number in this list.
+        parameters: those that have a gradient; below, a index is a number in this list.
         numbers: their numbers in the trainer, which are their keys in its store.
         devices: all that hold any.
         of_devices: for each device (gradients, weights), lists of arrays in the order of the parameters.
@@ -67,7 +67,7 @@ class Reducer:
         self.numbers = [number for number, parameter in enumerate(everything) if id(parameter) in chosen]
         self.weights = [checked_values(parameter) for parameter in self.parameters]
         self.gradients = [parameter.list_grad() for parameter in self.parameters]
-        self.places = range(len(self.parameters))
+        self.indices = range(len(self.parameters))
         self._adds = any(parameter.grad_req == "add" for parameter in self.parameters)
         self._marks = Marks(self.parameters, is_one_of_several=launched_group() is not None)
         self.marks = self._marks.fresh
@@ -80,20 +80,20 @@ class Reducer:
 
     def all_fresh(self) -> bool:
         """Whether a backward pass has written the gradients of all copies; :attr:`marks` says which."""
-        return get_marks(self._record, 0, len(self.places), self._fresh) == self.marks.size
+        return get_marks(self._record, 0, len(self.indices), self._fresh) == self.marks.size
 
-    def mark(self, fresh: bool, places: Sequence[int] | None = None) -> None:
-        """Mark the gradients at these places, by default all, as fresh or as not."""
-        if places is None or len(places) == len(self.places):
-            set_marks(self._record, 0, len(self.places), fresh)
+    def mark(self, fresh: bool, indices: Sequence[int] | None = None) -> None:
+        """Mark the gradients at these indices, by default all, as fresh or as not."""
+        if indices is None or len(indices) == len(self.indices):
+            set_marks(self._record, 0, len(self.indices), fresh)
             return
-        for place in places:
-            set_marks(self._record, place, place + 1, fresh)
+        for index in indices:
+            set_marks(self._record, index, index + 1, fresh)
 
     def reached(self) -> Sequence[int]:
-        """The places of the parameters that the last backward pass has reached on any device."""
-        if get_marks(self._record, 0, len(self.places), self._fresh) == self.marks.size:
-            return self.places
+        """The indices of the parameters that the last backward pass has reached on any device."""
+        if get_marks(self._record, 0, len(self.indices), self._fresh) == self.marks.size:
+            return self.indices
         return np.flatnonzero(self.marks.any(axis=1)).tolist()
 
     def count_passes(self) -> int:
@@ -112,20 +112,20 @@ class Reducer:
         if gradients.summed:
             gradients.summed.difference_update(self.parameters)
 
-    def zero_stale(self, places: Sequence[int]) -> None:
-        """At these places, gradients that are not fresh become zero, unless they accumulate: no samples on a device."""
+    def zero_stale(self, indices: Sequence[int]) -> None:
+        """Gradients at these indices that are not fresh become zero, unless they accumulate: no samples there."""
         if not self.all_fresh():
-            for place in places:
-                if not self.marks[place].all() and self.parameters[place].grad_req == "write":
-                    for fresh, gradient in zip(self.marks[place], self.gradients[place]):
+            for index in indices:
+                if not self.marks[index].all() and self.parameters[index].grad_req == "write":
+                    for fresh, gradient in zip(self.marks[index], self.gradients[index]):
                         if not fresh:
                             set_zero(gradient)
 
-    def complete(self, places: Sequence[int]) -> None:
-        """Set gradients at these places that are not fresh to zero, as :meth:`zero_stale`, and mark all as fresh."""
+    def complete(self, indices: Sequence[int]) -> None:
+        """Set gradients at these indices that are not fresh to zero, as :meth:`zero_stale`, and mark all as fresh."""
         if not self.all_fresh():
-            self.zero_stale(places)
-            self.mark(True, places)
+            self.zero_stale(indices)
+            self.mark(True, indices)
 
     def discard(self) -> None:
         """Discard the gradients of the last sum, which no update uses: a hook takes back what it kept of them."""
@@ -133,30 +133,30 @@ class Reducer:
         if self.hook is not None:
             self.hook.undo()
 
-    def refuse_second_sum(self, places: Sequence[int]) -> None:
+    def refuse_second_sum(self, indices: Sequence[int]) -> None:
         """As :func:`.gradients.refuse_second_sum`, of each parameter."""
-        for place in places if self._adds else ():
-            gradients.refuse_second_sum(self.parameters[place])
+        for index in indices if self._adds else ():
+            gradients.refuse_second_sum(self.parameters[index])
 
-    def note_sums(self, places: Sequence[int]) -> None:
+    def note_sums(self, indices: Sequence[int]) -> None:
         """All copies of these gradients hold the sum from now on."""
-        self.mark(False, places)
-        gradients.summed.update(self.parameters[place] for place in places)
+        self.mark(False, indices)
+        gradients.summed.update(self.parameters[index] for index in indices)
 
     def summed(self, with_reached: bool) -> Sequence[int]:
-        """The places of the parameters whose gradients hold a sum; `with_reached`, also of those with fresh ones."""
+        """The indices of the parameters whose gradients hold a sum; `with_reached`, also of those with fresh ones."""
         reached = {*self.reached()} if with_reached else ()
-        found = [place for place in self.places if place in reached or self.parameters[place] in gradients.summed]
-        return self.places if len(found) == len(self.places) else found
+        found = [index for index in self.indices if index in reached or self.parameters[index] in gradients.summed]
+        return self.indices if len(found) == len(self.indices) else found
 
     def sum(
         self,
         trainer: mx.gluon.Trainer,
-        places: Sequence[int],
+        indices: Sequence[int],
         divisor: Callable[[], float] | None = None,
         whole: bool = True,
     ) -> None:
-        """Sum the gradients at these places over devices and processes; where the trainer's store updates, update.
+        """Sum the gradients at these indices over devices and processes; where the trainer's store updates, update.
 
         Args:
             divisor: returns what an update divides the sums by, which a communication hook needs to know; None in a
@@ -165,19 +165,19 @@ class Reducer:
         """
         store, sums = store_of(trainer), self._sums
         if self.hook is not None and divisor is not None:
-            self.hook.sum([self.parameters[place] for place in places], divisor())
+            self.hook.sum([self.parameters[index] for index in indices], divisor())
             return
         if self.shards is not None and not whole and is_distributed(store):
             self.shards.sum()
             return
-        if len(places) < len(self.places):
-            sums = self._chosen(trainer, places)
+        if len(indices) < len(self.indices):
+            sums = self._chosen(trainer, indices)
         elif sums is None or self._store is not store:
-            sums, self._store = self._chosen(trainer, places), store
+            sums, self._store = self._chosen(trainer, indices), store
             self._sums = sums
         if sums is None:
-            for place in places:
-                self._exchange(trainer, place)
+            for index in indices:
+                self._exchange(trainer, index)
         elif isinstance(sums, CopySums) and sums.is_all_in_c:
             for record in sums.records:
                 check_call(push_sums(record, 0))
@@ -187,35 +187,35 @@ class Reducer:
         else:
             sums.push()
 
-    def _chosen(self, trainer: mx.gluon.Trainer, places: Sequence[int]) -> Plan | CopySums | None:
-        """Choose what sums the gradients at these places by one call; None where each parameter needs a call."""
+    def _chosen(self, trainer: mx.gluon.Trainer, indices: Sequence[int]) -> Plan | CopySums | None:
+        """Choose what sums the gradients at these indices by one call; None where each parameter needs a call."""
         store = store_of(trainer)
         if updates_on_store(trainer):
             return None
         if store is None or (adds_up_copies(store) and not compression_of(trainer)):
-            sums = CopySums([self.gradients[place] for place in places], are_plain=len(places) == len(self.places))
+            sums = CopySums([self.gradients[index] for index in indices], are_plain=len(indices) == len(self.indices))
             if store is None or sums.is_all_in_c:
                 return sums
-        is_dense = all(self.gradients[place][0].stype == "default" for place in places)
-        return self._plan_for(store, places) if is_dense or offers(store, Rows) else None
+        is_dense = all(self.gradients[index][0].stype == "default" for index in indices)
+        return self._plan_for(store, indices) if is_dense or offers(store, Rows) else None
 
-    def _plan_for(self, store: Any, places: Sequence[int]) -> Plan:
+    def _plan_for(self, store: Any, indices: Sequence[int]) -> Plan:
         """The store's plan of these sums; dense gradients first, for row_sparse ones are waited for."""
-        is_dense = [self.gradients[place][0].stype == "default" for place in places]
-        order = [place for place, dense in zip(places, is_dense) if dense]
-        order += [place for place, dense in zip(places, is_dense) if not dense]
-        numbers, grads = ([every[place] for place in order] for every in (self.numbers, self.gradients))
+        is_dense = [self.gradients[index][0].stype == "default" for index in indices]
+        order = [index for index, dense in zip(indices, is_dense) if dense]
+        order += [index for index, dense in zip(indices, is_dense) if not dense]
+        numbers, grads = ([every[index] for index in order] for every in (self.numbers, self.gradients))
         return contract(store).plan(numbers, grads)
 
-    def _exchange(self, trainer: mx.gluon.Trainer, place: int) -> None:
+    def _exchange(self, trainer: mx.gluon.Trainer, index: int) -> None:
         """Sum one parameter's gradients by a store of MXNet or of another library, as MXNet's Trainer does."""
-        store, number, grads = store_of(trainer), self.numbers[place], self.gradients[place]
-        outs = self.weights[place] if updates_on_store(trainer) else grads
+        store, number, grads = store_of(trainer), self.numbers[index], self.gradients[index]
+        outs = self.weights[index] if updates_on_store(trainer) else grads
         if grads[0].stype == "default":
             store.pushpull(number, grads, out=outs, priority=-number)
             return
         store.push(number, grads, priority=-number)
-        if weight_storage(self.parameters[place]) == "default":
+        if weight_storage(self.parameters[index]) == "default":
             store.pull(number, outs, priority=-number, ignore_sparse=is_distributed_in_mxnet(trainer))
 
 
@@ -264,7 +264,7 @@ def divide(trainer: mx.gluon.Trainer, shards: Any) -> None:
 _num_changes = 0  # of gradients, for which reducers and marks are made
 
 
-def _plan_steps() -> int:
+def _make_reducers() -> int:
     """Make the reducers of new gradients, so that their marks count from the first pass on.
 
     Called by the C library before a backward pass.
@@ -283,7 +283,7 @@ def _plan_steps() -> int:
     return 0
 
 
-provide("plan_steps", _plan_steps)
+provide("make_reducers", _make_reducers)
 
 
 # A trainer has one optimizer for all devices. Beside the states of each device, it keeps what its calls change: counts
@@ -311,8 +311,8 @@ def from_one_state(optimizer: mx.optimizer.Optimizer, items: Iterable[T]) -> Ite
     before = [dict(vars(part)) for part in parts]
     table = next(iter(counts_by_device(optimizer).values()))
     counts = dict(table)
-    for place, item in enumerate(items):
-        if place:
+    for index, item in enumerate(items):
+        if index:
             for part, values in zip(parts, before):
                 vars(part).update(values)
             table.clear()
@@ -320,29 +320,30 @@ def from_one_state(optimizer: mx.optimizer.Optimizer, items: Iterable[T]) -> Ite
         yield item
 
 
-def update_copies(trainer: mx.gluon.Trainer, reducer: Reducer, places: Sequence[int]) -> None:
-    """Update all copies of the parameters at these places, whose gradients are summed; these count as used then.
+def update_copies(trainer: mx.gluon.Trainer, reducer: Reducer, indices: Sequence[int]) -> None:
+    """Update all copies of the parameters at these indices, whose gradients are summed; these count as used then.
 
     Each device updates what it owns, and gets the rest from its owners: of a sharded state, parts of the
     parameters; otherwise all, or, where it is not known that the optimizer repeats an update, the first device all.
     """
-    if not places:
+    if not indices:
         return
     shards = reducer.shards
-    optimizer, is_whole = trainer.optimizer, len(places) == len(reducer.places)
-    numbers = reducer.numbers if is_whole else [reducer.numbers[place] for place in places]
+    optimizer, is_whole = trainer.optimizer, len(indices) == len(reducer.indices)
+    numbers = reducer.numbers if is_whole else [reducer.numbers[index] for index in indices]
     count_once(optimizer, reducer.devices)
     if shards is not None:
-        owned = shards.of_devices(reducer, places)
+        owned = shards.of_devices(reducer, indices)
     elif is_whole:
         owned = [(numbers, grads, weights) for grads, weights in reducer.of_devices]
     else:
-        owned = [(numbers, [g[at] for at in places], [w[at] for at in places]) for g, w in reducer.of_devices]
+        owned = [(numbers, [g[at] for at in indices], [w[at] for at in indices]) for g, w in reducer.of_devices]
     # Whether an update from the same state, with the same gradients, gives the same weights: SGLD draws noise, LBSGD
     # keeps arrays of one device, and of optimizers of others it is not known.
-    is_known = type(optimizer).__module__.partition(".")[0] in ("mxnet", "gluon_parallel")
-    repeats = is_known and not isinstance(optimizer, (mx.optimizer.SGLD, mx.optimizer.LBSGD))
-    has_updated_all = shards is not None or len(owned) == 1 or repeats
+    has_updated_all = shards is not None or len(owned) == 1
+    if not has_updated_all:
+        is_known = type(optimizer).__module__.partition(".")[0] in ("mxnet", "gluon_parallel")
+        has_updated_all = is_known and not isinstance(optimizer, (mx.optimizer.SGLD, mx.optimizer.LBSGD))
     devices = zip(updaters_of(trainer), devices_of(trainer), owned if has_updated_all else owned[:1])
     try:
         for updater, device, (own, grads, weights) in from_one_state(optimizer, devices) if len(owned) > 1 else devices:
@@ -350,7 +351,7 @@ def update_copies(trainer: mx.gluon.Trainer, reducer: Reducer, places: Sequence[
                 turns = [slice(None)] if updater.aggregate_updates else one_by_one(optimizer, own)
             else:
                 count_for(optimizer, device.device_id)
-                turns = among_others(updater, numbers, own, [reducer.weights[place][0].dtype for place in places])
+                turns = among_others(updater, numbers, own, [reducer.weights[index][0].dtype for index in indices])
             for part in turns:
                 if own[part]:
                     updater(own[part], grads[part], weights[part])
@@ -358,10 +359,10 @@ def update_copies(trainer: mx.gluon.Trainer, reducer: Reducer, places: Sequence[
         has_updated_all = shards is not None
         raise
     finally:
-        for place in () if has_updated_all else places:
-            broadcast(reducer.weights[place])
+        for index in () if has_updated_all else indices:
+            broadcast(reducer.weights[index])
     if shards is not None:
-        shards.share(reducer, places)
-    reducer.mark(False, places)
+        shards.share(reducer, indices)
+    reducer.mark(False, indices)
     if gradients.summed:
-        gradients.use_sums([reducer.parameters[place] for place in places], contract(store_of(trainer)).rank == 0)
+        gradients.use_sums([reducer.parameters[index] for index in indices], contract(store_of(trainer)).rank == 0)

@@ -24,7 +24,7 @@ _ELEMENTWISE = {
 }  # fmt: skip
 _ALIGNED = 16  # values: where an array is cut
 # Values of one owner before it is the next one's turn: sums become ready one after the other, and with short turns
-# every owner can update early. Smaller parts would split the huge pages of gradients that are given back.
+# every owner can update early. Smaller owner_bounds would split the huge pages of gradients that are given back.
 _TURN = 1 << 20
 
 
@@ -57,17 +57,17 @@ def is_elementwise(optimizer: mx.optimizer.Optimizer) -> bool:
     return kind.__module__.partition(".")[0] in ("mxnet", "gluon_parallel") and kind.__name__.lower() in _ELEMENTWISE
 
 
-def parts(sizes: Sequence[int], num: int, whole: bool = False) -> list[list[int]]:
+def owner_bounds(sizes: Sequence[int], num: int, whole: bool = False) -> list[list[int]]:
     """Divide arrays of these sizes among `num` owners; (num + 1) bounds for each array.
 
     Owner k has the values of an array from bounds[k] to bounds[k + 1]. With `whole`, one has all of them.
 
     Example:
-        >>> parts([4, 40, 4], 2), parts([4, 40, 4], 2, whole=True)
+        >>> owner_bounds([4, 40, 4], 2), owner_bounds([4, 40, 4], 2, whole=True)
         ([[0, 4, 4], [0, 16, 40], [0, 0, 4]], [[0, 4, 4], [0, 0, 40], [0, 4, 4]])
     """
     if whole:
-        return _whole_parts(sizes, num)
+        return _whole_bounds(sizes, num)
     found, group = [], []
     for size in sizes:
         group.append(size)
@@ -77,7 +77,7 @@ def parts(sizes: Sequence[int], num: int, whole: bool = False) -> list[list[int]
     return found + _ranges(group, num)
 
 
-def _whole_parts(sizes: Sequence[int], num: int) -> list[list[int]]:
+def _whole_bounds(sizes: Sequence[int], num: int) -> list[list[int]]:
     """Each array for the owner that has the least of those before it."""
     found, owned = [], [0] * num
     for size in sizes:
@@ -97,7 +97,7 @@ def _ranges(sizes: Sequence[int], num: int) -> list[list[int]]:
     return found
 
 
-def part_of(array: mx.nd.NDArray, begin: int, end: int) -> mx.nd.NDArray:
+def view_of(array: mx.nd.NDArray, begin: int, end: int) -> mx.nd.NDArray:
     """A view of these values of an array in the plain layout; all of them keep their shape."""
     array = as_legacy(array)
     return array if end - begin == array.size else array.reshape((-1,))[begin:end]
@@ -115,8 +115,8 @@ class _Piece(NamedTuple):
 class Shards:
     """The division of one trainer's optimizer state, and the update with it.
 
-    Processes, and in each its devices, own ranges of the trained parameters' values, see :func:`parts`: one piece of a
-    parameter at most, with the learning rate and the count of updates of the parameter. Where an optimizer might not
+    Processes, and in each its devices, own ranges of the trained parameters' values, see :func:`owner_bounds`: one
+    piece of a parameter at most, with the parameter's learning rate and count of updates. Where an optimizer might not
     update each value by itself, parameters have one owner each.
     """
 
@@ -137,15 +137,15 @@ class Shards:
             return
         store = contract(store_of(self._trainer))
         sizes = [parameters_of(self._trainer)[number].list_data()[0].size for number in new]
-        processes = parts(sizes, store.num_workers, self._whole)
+        processes = owner_bounds(sizes, store.num_workers, self._whole)
         own = [bounds[store.rank + 1] - bounds[store.rank] for bounds in processes]
-        devices = parts(own, len(updaters_of(self._trainer)), self._whole)
+        devices = owner_bounds(own, len(updaters_of(self._trainer)), self._whole)
         for number, between, within in zip(new, processes, devices):
             self._bounds[number] = between, [between[store.rank] + bound for bound in within]
-        for place, updater in enumerate(updaters_of(self._trainer)):  # states from before hold whole arrays
+        for index, updater in enumerate(updaters_of(self._trainer)):  # states from before hold whole arrays
             for number in updater.states.keys() & set(new):
                 self.with_state.add(number)
-                begin, end = self.owned(number, place)
+                begin, end = self.owned(number, index)
                 held = updater.states.pop(number)
                 if begin < end:
                     updater.states[number] = _copied(held, begin, end)
@@ -163,42 +163,42 @@ class Shards:
         bounds = [self._bounds[number][0] for number in trained]
         store: Any = contract(store_of(self._trainer))
         with summing_for(store, self._trainer):
-            store.sum_parts(trained, arrays, bounds)
+            store.reduce_scatter(trained, arrays, bounds)
 
-    def of_devices(self, reducer: Reducer, places: Sequence[int]) -> list[tuple[list, list, list]]:
-        """For each device (numbers of parameters, gradients, weights): what it updates of those at these places."""
+    def of_devices(self, reducer: Reducer, indices: Sequence[int]) -> list[tuple[list, list, list]]:
+        """For each device (numbers of parameters, gradients, weights): what it updates of those at these indices."""
         self.divide()
         if reducer is not self._reducer:
             self._reducer, self._pieces = reducer, {}
         found: list[tuple[list, list, list]] = [([], [], []) for _ in updaters_of(self._trainer)]
         with mx.autograd.pause():
-            make_plain(*itertools.chain.from_iterable(reducer.weights[place] for place in places))
-            for place in places:
-                number = reducer.numbers[place]
+            make_plain(*itertools.chain.from_iterable(reducer.weights[index] for index in indices))
+            for index in indices:
+                number = reducer.numbers[index]
                 self.with_state.add(number)
                 if number not in self._pieces:
-                    self._pieces[number] = self._pieces_of(number, reducer.weights[place], reducer.gradients[place])
+                    self._pieces[number] = self._pieces_of(number, reducer.weights[index], reducer.gradients[index])
                 for device, weight, gradient, _ in self._pieces[number]:
                     for known, one in zip(found[device], (number, gradient, weight)):
                         known.append(one)
         return found
 
-    def share(self, reducer: Reducer, places: Sequence[int]) -> None:
+    def share(self, reducer: Reducer, indices: Sequence[int]) -> None:
         """Copy what each device of each process has updated to all others."""
-        numbers = [reducer.numbers[place] for place in places]
+        numbers = [reducer.numbers[index] for index in indices]
         for piece in itertools.chain.from_iterable(self._pieces[number] for number in numbers):
             for copy in piece.copies:
                 piece.weight.copyto(copy)
-        self.gather(numbers, [reducer.weights[place] for place in places])
+        self.gather(numbers, [reducer.weights[index] for index in indices])
 
     def gather(self, numbers: Sequence[int], arrays: Sequence[Sequence[mx.nd.NDArray]]) -> None:
-        """Of arrays that are divided as the parameters of these numbers: give all processes the parts of each.
+        """Of arrays that are divided as the parameters of these numbers: give all processes the owner_bounds of each.
 
         `arrays` are a list for each number, of one array per device, of which the first has this process's part.
         """
         if is_distributed(store_of(self._trainer)):
             bounds = [self._bounds[number][0] for number in numbers]
-            store_of(self._trainer).gather_parts(numbers, arrays, bounds)
+            store_of(self._trainer).gather_shards(numbers, arrays, bounds)
 
     def _pieces_of(self, number: int, weights: list[mx.nd.NDArray], gradients: list[mx.nd.NDArray]) -> list[_Piece]:
         pieces = []
@@ -208,11 +208,11 @@ class Shards:
             begin, end = self.owned(number, device)
             if begin < end:
                 arrays = weight, gradient, *(one for other, one in enumerate(others) if other != device)
-                weight, gradient, *copies = (part_of(array, begin, end) for array in arrays)
+                weight, gradient, *copies = (view_of(array, begin, end) for array in arrays)
                 pieces.append(_Piece(device, weight, gradient, copies))
         return pieces
 
 
 def _copied(state: Any, begin: int, end: int) -> Any:
     """Copies of the values from `begin` to `end` of every array of an optimizer's state, nested as it is."""
-    return map_arrays(lambda array: part_of(array, begin, end).copy(), state)
+    return map_arrays(lambda array: view_of(array, begin, end).copy(), state)

@@ -25,7 +25,7 @@ class StepHeader:
 
     - ``reached`` (parameters,): 1 for each parameter that the losses have reached.
     - ``divisors``, ``rates``, ``passes``, (processes,) each: what each process divides by, its learning rate, and its
-      number of backward passes, below 0 if it is smaller than before; each in its own place, 0 if it says nothing.
+      number of backward passes, below 0 if it is smaller than before; each in its own index, 0 if it says nothing.
     - ``stop`` (NUM_SIGNALS,): how many processes have had each signal.
     - ``join`` (1,): how many processes have heard of the process that joins the training next.
     - ``digest`` (2 * DIGEST_BITS,): how many have each bit of a digest of the weights, and of the first inputs.

@@ -37,9 +37,9 @@ def one_by_one(optimizer: mx.optimizer.Optimizer, numbers: Sequence[int]) -> Ite
             yield slice(begin, begin + size)
             continue
         before = optimizer.last_lr, optimizer.cur_lr
-        for place in range(begin, min(begin + size, len(numbers))):
+        for index in range(begin, min(begin + size, len(numbers))):
             optimizer.last_lr, optimizer.cur_lr = before
-            yield slice(place, place + 1)
+            yield slice(index, index + 1)
 
 
 def among_others(
@@ -67,11 +67,11 @@ def among_others(
         together.setdefault(dtype if updater.aggregate_updates else None, []).append(number)
     # SGD counts all that it updates at once before it asks for a rate, others one after the other.
     size = max(optimizer.aggregate_num, 1) if isinstance(optimizer, mx.optimizer.SGD) else 1
-    place = {number: place for place, number in enumerate(own)}
+    index = {number: index for index, number in enumerate(own)}
     for group in together.values():
         for begin in range(0, len(group), size):
             turn = group[begin : begin + size]
             after = [counts.get(number, optimizer.begin_num_update) + 1 for number in turn]
             optimizer.num_update = max(optimizer.num_update, *after)
             count_updates(optimizer, [number for number in turn if number not in mine])
-            yield from (slice(place[number], place[number] + 1) for number in turn if number in mine)
+            yield from (slice(index[number], index[number] + 1) for number in turn if number in mine)

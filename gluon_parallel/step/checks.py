@@ -13,7 +13,7 @@ from ..allreduce.gradients import trainable
 from ..errors import LOG, BatchMismatch, GradientUnavailable, StatisticsPerDevice, warn
 from ..kvstore.contract import contract, is_mxnets
 from ..kvstore.factory import kind_of
-from ..kvstore.protocols import Compression, Parts, Rows, offers
+from ..kvstore.protocols import Compression, Rows, Shards, offers
 from ..mxnet.blocks import options_of
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import Nested, leaves
@@ -176,7 +176,7 @@ def can_shard(trainer: mx.gluon.Trainer, kvstore: mx.kv.KVStoreBase | str | None
             "optimizer's state"
         )
         return False
-    if store.num_workers > 1 and not offers(store, Parts):
+    if store.num_workers > 1 and not offers(store, Shards):
         raise ValueError(
             f"shard_optimizer=True: the store {store.type!r} cannot gather parts of the weights, which the processes "
             "have updated; take the store mpi, or leave shard_optimizer out"

@@ -31,13 +31,13 @@ def check_shards(
         if not set(kinds) <= {"list", "tuple"} or len(kinds) != 2:
             raise BatchMismatch(f"split: shard {number} is {kinds}; expected a pair of tuples, (inputs, labels)")
     sizes = [num_samples(one, axis, names=names) for one in shards]
-    places = [device_of(one, number) for number, one in enumerate(shards)]
+    found_on = [device_of(one, number) for number, one in enumerate(shards)]
     if sum(sizes) != num:
         raise BatchMismatch(
             f"split: {num} sample{'s' * (num > 1)} came in and {sum(sizes)} came out, in shards of "
             f"{', '.join(map(str, sizes))}. Each sample of the batch goes to one device. In arrays, axis {axis} counts "
             "the samples: a list of arrays of one sample each is one sample; stack them"
         )
-    if len(set(places)) < len(places) or not set(places) <= set(devices):
-        raise BatchMismatch(f"split: the shards are on {places}, and the devices are {[*devices]}; {_WANTED}")
-    return list(shards), sizes, places
+    if len(set(found_on)) < len(found_on) or not set(found_on) <= set(devices):
+        raise BatchMismatch(f"split: the shards are on {found_on}, and the devices are {[*devices]}; {_WANTED}")
+    return list(shards), sizes, found_on

@@ -19,7 +19,7 @@ from ..mxnet.parameters import gradient_storage, waits_for_shape
 from ..mxnet.trainers import LOSS_SCALER, check_devices, store_of
 from ..nn import convert_by_default, participants, say_what_was_converted
 from ..nn.blocks import net_and_loss
-from ..nn.sync_batch_norm.participants import groups_of, restart_if_needed
+from ..nn.sync_batch_norm.participants import restart_if_needed, sync_groups_of
 from ..nn.sync_batch_norm.sync_group import SyncGroup
 from ..reduce.shards import shard
 from ..sample_loss import backward_per_sample, check_reduction
@@ -62,7 +62,7 @@ class DataParallel(Training):
         loss: a Gluon loss or any function of outputs and labels.
         trainer: the ``gluon.Trainer`` of the net's parameters. It stays the owner of the optimizer, its learning rate
             and its state. The update runs on the devices (``update_on_kvstore=False``), because only there gradients
-            can be clipped and states be saved. In place of the stores ``"device"`` and ``"local"`` gradients are summed
+            can be clipped and states be saved. In index of the stores ``"device"`` and ``"local"`` gradients are summed
             by NCCL, between several GPUs if MXNet has it and they are float32 or float64, or by :func:`allreduce`;
             ``trainer.step`` does so, too, from then on.
         devices: list of ``mx.Context``, or one; by default those on which the trainer's parameters are.
@@ -150,7 +150,7 @@ class DataParallel(Training):
         self.devices = as_devices(check_devices(trainer) if devices is None else devices)
         self.batch_axis, self.accumulate = batch_axis, int(accumulate)
         self._compares_batches = True
-        self._groups: list[SyncGroup] | None = None  # of the net's layers; None: not known, or on other devices
+        self._sync_groups: list[SyncGroup] | None = None  # of the net's layers; None: not known, or on other devices
         self.outputs: list[Nested] = []
         self._split, self._reduction, self._parts = split, reduction, getattr(loss, "parts", ())
         self._is_over_batch = loss_over == "batch"
@@ -205,11 +205,11 @@ class DataParallel(Training):
             self.outputs = []
             if self._labels:
                 self._labels = []
-            return self._step(x, y, self.devices[0], self._cut, self._prepare, self._run)
+            return self._step(x, y, self.devices[0], self._shards, self._prepare, self._run)
 
     __call__ = step
 
-    def _cut(self, batch: tuple[tuple, tuple], num: int) -> tuple[list, list[int], list[mx.Context]]:
+    def _shards(self, batch: tuple[tuple, tuple], num: int) -> tuple[list, list[int], list[mx.Context]]:
         """Shards, how many samples each has, and its device."""
         if self._split is None:
             sizes = shard_sizes(num, len(self.devices))
@@ -253,19 +253,19 @@ class DataParallel(Training):
         run = functools.partial(self._call, returned, sizes)
         scaler = getattr(self.trainer, LOSS_SCALER, None)  # of MXNet's mixed precision
         scale = 1.0 if scaler is None else self.loss_scaling.scale
-        if self._groups is None or len(devices) < len(self.devices):
+        if self._sync_groups is None or len(devices) < len(self.devices):
             with participants(self._blocks, devices):  # layers do not wait for other devices, which have no samples
                 mean = self._go_backward(run, shards, sizes, devices, scale)
         else:
-            if self._groups:
-                restart_if_needed(self._groups)
+            if self._sync_groups:
+                restart_if_needed(self._sync_groups)
             mean = self._go_backward(run, shards, sizes, devices, scale)
         if self._is_converted and contract(store_of(self.trainer)).rank == 0:  # once, not once per process
             say_what_was_converted(self.net)
         if not self._has_run:  # the first step with samples
-            groups = groups_of(self._blocks)  # those of a graph are known once it has run
+            groups = sync_groups_of(self._blocks)  # those of a graph are known once it has run
             names = frozenset(map(str, self.devices))
-            self._groups = groups if all(group.devices() == names for group in groups) else None
+            self._sync_groups = groups if all(group.devices() == names for group in groups) else None
             if not self._is_over_batch:  # which is checked with the whole batch
                 inputs, labels = shards[0]
                 checked = self.loss, as_tuple(returned[id(inputs)]), labels, sizes[0], self._reduction
@@ -283,7 +283,7 @@ class DataParallel(Training):
         """
         try:
             outputs = self.net(*inputs)
-            begin = sum(sizes[: len(returned)])  # the place in the batch of its first sample
+            begin = sum(sizes[: len(returned)])  # the index in the batch of its first sample
             returned[id(inputs)] = map_arrays(_DETACHED, outputs)
             outputs = as_tuple(outputs)
             if self._is_over_batch:

@@ -160,13 +160,13 @@ def outside(net: mx.gluon.Block, trainer: mx.gluon.Trainer) -> dict[int, mx.gluo
 
 
 def _names(net: mx.gluon.Block) -> dict[int, str]:
-    """Where each parameter is in the net, by its identity; one that several layers share has several places."""
-    places: dict[int, list[str]] = {}
+    """Where each parameter is in the net, by its identity; one that several layers share has several found_in."""
+    found_in: dict[int, list[str]] = {}
     for name, parameter in parameters_by_structure(net).items():
-        places.setdefault(id(parameter), []).append(name)
+        found_in.setdefault(id(parameter), []).append(name)
     for number, parameter in enumerate(net.collect_params().values()):  # those that are no attribute of a block
-        places.setdefault(id(parameter), [f"parameter {number}"])
-    return {identity: ", ".join(found) for identity, found in places.items()}
+        found_in.setdefault(id(parameter), [f"parameter {number}"])
+    return {identity: ", ".join(found) for identity, found in found_in.items()}
 
 
 def _said(parameter: mx.gluon.Parameter, names: dict[int, str]) -> str:

@@ -129,7 +129,7 @@ class LossOverBatch:
         heads, begin = [], 0
         for row, size in zip(rows, sizes):
             pairs = zip(row, gradients)
-            heads.append(tuple(self._cut(gradient, begin, size, array) for array, gradient in pairs))
+            heads.append(tuple(self._own_rows(gradient, begin, size, array) for array, gradient in pairs))
             begin += size
         if not self._kept and all(head is None for of_device in heads for head in of_device):
             checks.refuse_nothing_to_train(self._blocks)
@@ -206,8 +206,8 @@ class LossOverBatch:
         reducer = reducer_of(self._trainer)
         self._kept = []
         with mx.autograd.pause():
-            for place in reducer.reached():
-                for is_written, gradient in zip(reducer.marks[place], reducer.gradients[place]):
+            for index in reducer.reached():
+                for is_written, gradient in zip(reducer.marks[index], reducer.gradients[index]):
                     if is_written:
                         self._kept.append((gradient, gradient.copy() if is_counted else None))
                         set_zero(gradient)
@@ -221,7 +221,7 @@ class LossOverBatch:
         self._kept = []
         return self._mean
 
-    def _cut(self, gradient: Any, begin: int, size: int, array: mx.nd.NDArray) -> Any:
+    def _own_rows(self, gradient: Any, begin: int, size: int, array: mx.nd.NDArray) -> Any:
         """The rows of a gradient that are those of the array, where that is, or None."""
         if gradient is None or not has_graph(array):
             return None

@@ -41,13 +41,13 @@ def update_params(
         update_in_mxnet(param_arrays, grad_arrays, updater, num_device, kvstore, param_names)
         return
     assert param_names is not None
-    trained = [place for place, grads in enumerate(grad_arrays) if grads[0] is not None]
-    names = [param_names[place] for place in trained]
-    sums = [_sum(kvstore, updater, param_names[place], grad_arrays[place], -place) for place in trained]
+    trained = [index for index, grads in enumerate(grad_arrays) if grads[0] is not None]
+    names = [param_names[index] for index in trained]
+    sums = [_sum(kvstore, updater, param_names[index], grad_arrays[index], -index) for index in trained]
     if names:
-        updater(names, sums, [param_arrays[place][0] for place in trained])
-    for place in trained:
-        broadcast(param_arrays[place])
+        updater(names, sums, [param_arrays[index][0] for index in trained])
+    for index in trained:
+        broadcast(param_arrays[index])
 
 
 def load_states(load_in_mxnet: Callable[..., None], module: Any, fname: str) -> None:

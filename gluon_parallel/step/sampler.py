@@ -84,8 +84,8 @@ class BatchSampler(mx.gluon.data.Sampler):
             raise BatchMismatch(f"sampler: last_batch={last_batch!r} is none of {words}")
         self.length, self.rank, self.num_workers = length, rank, num_workers
         self._shuffle, self._seed = shuffle, seed
-        self._together = batch_size * num_workers  # samples of batch i of all processes
-        self._whole, self._rest = divmod(length, self._together)
+        self._global_batch_size = batch_size * num_workers  # samples of batch i of all processes
+        self._whole, self._rest = divmod(length, self._global_batch_size)
         self._num_batches = self._whole + (self._rest > 0 and last_batch != "discard")
         if self._num_batches == 0:
             raise BatchMismatch(
@@ -134,7 +134,7 @@ class BatchSampler(mx.gluon.data.Sampler):
 
     def numbers(self, epoch: int) -> np.ndarray:
         """The sample numbers of that epoch's pass, of all processes together and in its order, (N,)."""
-        return self._order(self._random(epoch))[: self._num_batches * self._together]
+        return self._order(self._random(epoch))[: self._num_batches * self._global_batch_size]
 
     def num_real(self, number: int) -> int:
         """How many samples of the batch of that number are real; the others, at its end, are repeated ones."""
@@ -145,9 +145,9 @@ class BatchSampler(mx.gluon.data.Sampler):
         """This process's slice of the order, padding left out."""
         if not 0 <= number < self._num_batches:
             raise BatchMismatch(f"sampler: batch {number} of {self._num_batches}; batches count from 0")
-        samples = self._together if number < self._whole else self._rest
+        samples = self._global_batch_size if number < self._whole else self._rest
         first, stop = split.shard_bounds(samples, self.rank, self.num_workers)
-        return number * self._together + first, number * self._together + stop
+        return number * self._global_batch_size + first, number * self._global_batch_size + stop
 
     def __iter__(self) -> Iterator[list[int]]:
         # Not a generator itself: epoch and start are read by iter(), not when the first batch is asked for.
@@ -165,8 +165,8 @@ class BatchSampler(mx.gluon.data.Sampler):
         order = self._order(self._random(epoch))
         for number in range(start, self._num_batches):
             first, stop = self._bounds_of_shard(number)
-            size = -(-(self._together if number < self._whole else self._rest) // self.num_workers)
-            repeated = order[number * self._together :][: size - (stop - first)]
+            size = -(-(self._global_batch_size if number < self._whole else self._rest) // self.num_workers)
+            repeated = order[number * self._global_batch_size :][: size - (stop - first)]
             yield [int(sample) for sample in (*order[first:stop], *repeated)]
         self.set_epoch((epoch + 1) % SEEDS)
 

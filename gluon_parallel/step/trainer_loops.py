@@ -126,21 +126,21 @@ def allreduce_grads(allreduce_in_mxnet: Callable[..., None], trainer: Any) -> No
         return
     loop, reducer = _loop(trainer), reducer_of(trainer)
     own = reducer.reached()
-    before, loop.devices = loop.devices, None if own is reducer.places else np.any(reducer.marks, axis=0)
+    before, loop.devices = loop.devices, None if own is reducer.indices else np.any(reducer.marks, axis=0)
     if before is not None and loop.devices is not None:
         _refuse_sum_per_device(trainer, loop, before)
     reducer.refuse_second_sum(own)
     if fresh.clipped:
         fresh.refuse_clipped(reducer.parameters, _sums_over_processes(trainer))
     reached = _reached(trainer, loop, reducer, own)
-    if not is_distributed(store_of(trainer)) and (len(own) < len(reducer.places) or loop.all_known is not reducer):
+    if not is_distributed(store_of(trainer)) and (len(own) < len(reducer.indices) or loop.all_known is not reducer):
         _check_left_out(trainer, loop, reducer)
     if store_of(trainer) is None and trainer not in _sums_over_devices:
         return
     reducer.zero_stale(reached)
     if _updates_on_store(trainer) and not is_distributed(store_of(trainer)):
         count_once(trainer.optimizer, devices_of(trainer))
-        for part in one_by_one(trainer.optimizer, [reducer.numbers[place] for place in reached]):
+        for part in one_by_one(trainer.optimizer, [reducer.numbers[index] for index in reached]):
             reducer.sum(trainer, reached[part])
     else:
         reducer.sum(trainer, reached)
@@ -149,7 +149,7 @@ def allreduce_grads(allreduce_in_mxnet: Callable[..., None], trainer: Any) -> No
     loop.sums_in_step = loop.in_step
     if len(known) < len(reached) and not loop.refuses and not loop.has_warned:
         loop.has_warned = True
-        _warn_of_zeros(trainer, reducer.parameters[next(place for place in reached if place not in {*known})])
+        _warn_of_zeros(trainer, reducer.parameters[next(index for index in reached if index not in {*known})])
 
 
 def _sums_over_processes(trainer: Any) -> bool:
@@ -182,22 +182,22 @@ def _sends_zeros(trainer: Any) -> bool:
 
 
 def _reached(trainer: Any, loop: _Loop, reducer: Reducer, own: Sequence[int]) -> Sequence[int]:
-    """The places of the parameters to sum: those that the losses of any process have reached, where they can tell."""
+    """The indices of the parameters to sum: those that the losses of any process have reached, where they can tell."""
     store = store_of(trainer)
     if _sends_zeros(trainer) or (is_distributed(store) and not is_ours(store)):
-        return reducer.places
+        return reducer.indices
     if not is_distributed(store) or _updates_on_store(trainer):
         return own
-    found = {reducer.numbers[place] for place in own}
+    found = {reducer.numbers[index] for index in own}
     reached, num_passes = [number in found for number in range(len(parameters_of(trainer)))], reducer.count_passes()
     counts = loop.counts(trainer, reached, loop.in_step, num_passes if own else 0)
-    return [place for place in reducer.places if counts[reducer.numbers[place]]]
+    return [index for index in reducer.indices if counts[reducer.numbers[index]]]
 
 
 def _check_left_out(trainer: Any, loop: _Loop, reducer: Reducer) -> None:
     """Refuse parameters without gradients before anything is changed: those of this step, or that the caller wrote."""
-    for place, parameter in enumerate(reducer.parameters):
-        if reducer.marks[place].any() or parameter in fresh.summed:
+    for index, parameter in enumerate(reducer.parameters):
+        if reducer.marks[index].any() or parameter in fresh.summed:
             _known.add(parameter)
         elif loop.refuses:
             raise _stale(parameter, "nothing has been updated")
@@ -254,9 +254,9 @@ def update(update_in_mxnet: Callable[..., None], trainer: Any, ignore_stale_grad
             return
     chosen = reducer.summed(with_reached=updates_here)
     if not updates_here:
-        fresh.summed.difference_update(reducer.parameters[place] for place in chosen)
-    if len(chosen) < len(reducer.places) and not ignore_stale_grad:
-        missed = next(reducer.parameters[place] for place in reducer.places if place not in {*chosen})
+        fresh.summed.difference_update(reducer.parameters[index] for index in chosen)
+    if len(chosen) < len(reducer.indices) and not ignore_stale_grad:
+        missed = next(reducer.parameters[index] for index in reducer.indices if index not in {*chosen})
         raise _stale(missed, "nothing has been updated" if updates_here else "the other parameters have been updated")
     if updates_here:
         update_copies(trainer, reducer, chosen)
@@ -279,8 +279,8 @@ def _check_sums(trainer: Any, loop: _Loop, reducer: Reducer) -> None:
         loop.sums_in_step = False
         return
     reducer.all_fresh()
-    for place, parameter in enumerate(reducer.parameters):
-        marks = reducer.marks[place]
+    for index, parameter in enumerate(reducer.parameters):
+        marks = reducer.marks[index]
         if parameter in fresh.summed:
             if marks.any() and (is_distributed(store_of(trainer)) or _differ(gradients_of(parameter))):
                 raise GradientUnavailable(

@@ -20,7 +20,7 @@ from ..mxnet.last_error import is_not_recorded
 from ..mxnet.parameters import gradient_storage
 from ..mxnet.trainers import LOSS_SCALER, optimizer_of, scale_of, store_of
 from ..nn.sync_batch_norm.join import Join, refuse_graphs
-from ..nn.sync_batch_norm.participants import groups_of
+from ..nn.sync_batch_norm.participants import sync_groups_of
 from ..reduce.reducer import reducer_of, update_copies
 from ..reduce.step_header import ZERO_RATE, StepHeader, header_of
 from ..split import num_samples
@@ -151,7 +151,7 @@ class TrainingStep:
         try:
             mean = run(shards, num) if num else self._follow(device)
         except BaseException as error:  # Ctrl-C too
-            for group in groups_of(self._net):  # whose devices wait for no other then
+            for group in sync_groups_of(self._net):  # whose devices wait for no other then
                 group.abandon(error)
             self._abandon()
             if is_not_recorded(error):
@@ -177,28 +177,28 @@ class TrainingStep:
         try:
             # Header. With ignore_stale_grad, it says which parameters the losses of any process have reached.
             reducer = reducer_of(trainer)
-            places = reducer.reached()
+            indices = reducer.reached()
             if header is not None and (options.ignore_stale_grad or not self._joins):
                 if options.ignore_stale_grad:
-                    header.own["reached"][[reducer.numbers[place] for place in places]] = 1
+                    header.own["reached"][[reducer.numbers[index] for index in indices]] = 1
                 self._send(0 if self._joins else self._num_samples)
                 if options.ignore_stale_grad:
                     counts = self._receive()["reached"]
-                    places = [place for place in reducer.places if counts[reducer.numbers[place]]]
+                    indices = [index for index in reducer.indices if counts[reducer.numbers[index]]]
             if self._num_updates + 1 >= self._finite.reads_at:
                 self._finite.check(self._num_updates)
 
             # Reduce. Clipping looks at all gradients, an update of a sharded state at those of its own part.
-            if places is not reducer.places:
-                reducer.complete(places)
+            if indices is not reducer.indices:
+                reducer.complete(indices)
             for gradient, total in self._rows.values():  # also of devices without samples in the last of the steps
                 total.copyto(gradient)
-            reducer.sum(trainer, places, self._divisor_and_scale, whole=options.clip_global_norm is not None)
+            reducer.sum(trainer, indices, self._divisor_and_scale, whole=options.clip_global_norm is not None)
             divisor = self._divisor()
             scaled = None if getattr(trainer, LOSS_SCALER, None) is None else self.loss_scaling
-            overflow = scaled is not None and scaled.overflowed([reducer.gradients[place][0] for place in places])
+            overflow = scaled is not None and scaled.overflowed([reducer.gradients[index][0] for index in indices])
             if self._repetition is not None:  # it waits for all sums: a step that breaks off is repeated
-                self._repetition.commit([reducer.parameters[place] for place in places])
+                self._repetition.commit([reducer.parameters[index] for index in indices])
             if overflow:
                 reducer.discard()
                 return
@@ -206,17 +206,17 @@ class TrainingStep:
             # Update.
             with contextlib.nullcontext() if scaled is None else scaled.unscaling():
                 if options.clip_global_norm is not None:
-                    summed = [reducer.gradients[place] for place in places]
+                    summed = [reducer.gradients[index] for index in indices]
                     rescale = scale_of(trainer) / divisor
                     self.gradient_norm = gradients.clip(summed, options.clip_global_norm, rescale)
-                if len(places) < len(reducer.places) and not options.ignore_stale_grad:
-                    missed = [reducer.parameters[place].name for place in reducer.places if place not in {*places}]
+                if len(indices) < len(reducer.indices) and not options.ignore_stale_grad:
+                    missed = [reducer.parameters[index].name for index in reducer.indices if index not in {*indices}]
                     raise GradientUnavailable(
                         f"the loss did not reach {', '.join(missed)}; pass ignore_stale_grad=True to leave them as "
                         "they are"
                     )
                 optimizer_of(trainer).rescale_grad = scale_of(trainer) / divisor
-                update_copies(trainer, reducer, places)
+                update_copies(trainer, reducer, indices)
             self._num_updates += 1
             if self._num_updates == self._comparison.looks_at:
                 self._comparison.look(self._num_updates)
@@ -283,7 +283,7 @@ class TrainingStep:
             self._join.follow()
         if not self._options.ignore_stale_grad:  # otherwise the other processes send which parameters they have reached
             reducer = reducer_of(self._trainer)
-            reducer.complete(reducer.places)
+            reducer.complete(reducer.indices)
         if self.over_batch is not None:
             return self.over_batch.mean_without_samples(device)
         values = {} if self.sums is None else self.sums.values

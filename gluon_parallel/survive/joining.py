@@ -52,8 +52,10 @@ class Joining:
             self._newcomers.refuse(new, error)
             return
         except meeting.DidNotJoin as error:
+            before = set(self._store.ranks)
             self._regroup(None)
-            self._newcomers.refuse(new, error)
+            lost = ", ".join(map(str, sorted(before.difference(self._store.ranks))))
+            self._newcomers.refuse(new, f"process {lost} was lost while it was met" if lost else error)
             return
         if new.number in self._store.ranks and self._store.rank == 0:
             num, seconds = self._store.num_workers, time.monotonic() - began

@@ -43,7 +43,7 @@ def accept(store: MPI, port: str) -> None:
         _before_meeting()
         between = progress.comm.Accept(port)
         comm = _merged(progress, between, is_new=True)
-        ranks = _exchange_places(progress, comm, progress.ranks[0])
+        ranks = _exchange_process_names(progress, comm, progress.ranks[0])
     _go_on_with(store, comm, ranks)
 
 
@@ -64,7 +64,7 @@ def connect(store: MPI, new: int, port: str) -> None:
             between = progress.comm.Connect(port if progress.rank == 0 else "")
             made = _handles(progress.mpi) - before
             comm = _merged(progress, between, is_new=False)
-            ranks = _exchange_places(progress, comm, progress.ranks[progress.rank])
+            ranks = _exchange_process_names(progress, comm, progress.ranks[progress.rank])
         except (progress.mpi.Exception, TimeoutError) as error:
             problem = error
             progress.comm.Revoke()  # others may wait in the middle for what this one does not send any more
@@ -88,6 +88,8 @@ def connect(store: MPI, new: int, port: str) -> None:
     finally:
         del pmix.ports[new]
     if comm is None:
+        text = f"store 'mpi', {progress.name}: its communicator was revoked, as a new process could not be met"
+        progress.fail(WorkerLost(text), tell=False)  # at once, so that regrouping begins by its end
         raise DidNotJoin(f"MPI could not connect to it: {ranks}")
     _go_on_with(store, comm, ranks)
 
@@ -117,9 +119,9 @@ def _merged(progress: ProgressEngine, between: Any, is_new: bool) -> Any:
     return comm
 
 
-def _exchange_places(progress: ProgressEngine, comm: Any, number: int) -> list[int]:
+def _exchange_process_names(progress: ProgressEngine, comm: Any, number: int) -> list[int]:
     """The numbers of all processes by rank; notes their places for messages to MPI."""
-    job, rank = pmix.own_place()
+    job, rank = pmix.own_process_name()
     row = np.frombuffer(job.encode().ljust(_JOB, b"\0") + np.array([number, rank], np.int64).tobytes(), np.uint8)
     rows = np.empty((comm.size, row.size), np.uint8)
     request = comm.Iallgather([row, progress.mpi.BYTE], [rows, progress.mpi.BYTE])
@@ -127,7 +129,7 @@ def _exchange_places(progress: ProgressEngine, comm: Any, number: int) -> list[i
     numbers = rows[:, _JOB:].copy().view(np.int64)
     jobs = [one.tobytes().rstrip(b"\0").decode() for one in rows[:, :_JOB]]
     for (each, rank), job in zip(numbers.tolist(), jobs):
-        pmix.places[each] = job, rank
+        pmix.process_names[each] = job, rank
     return numbers[:, 0].tolist()
 
 
@@ -142,12 +144,12 @@ def _wait(is_done: Callable[[], bool], limit: float) -> None:
 def _go_on_with(store: MPI, comm: Any, ranks: list[int]) -> None:
     """Exchange through the communicator of all from now on; :func:`share_memory` comes next."""
     before = store._progress
-    if before not in startup.engines:
+    if before not in startup.progress_engines:
         raise WorkerLost("another training of this program has met a new process already")
-    for one in startup.engines:
+    for one in startup.progress_engines:
         one.retire()
     after = ProgressEngine(comm, before.timeout, ranks=ranks)
-    startup.engines[:] = [after]
+    startup.progress_engines[:] = [after]
     RECORDER.progress = after
     store.take_part_in(after)
     forget(store)

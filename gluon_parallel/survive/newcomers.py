@@ -111,7 +111,7 @@ class Newcomers:
         found = difference(description(self._net, self._trainer), new.says)
         if found:
             raise Differs(found)
-        pmix.places[new.number] = new.job, 0  # so that MPI hears from the launcher if it is lost meanwhile
+        pmix.process_names[new.number] = new.job, 0  # so that MPI hears from the launcher if it is lost meanwhile
         meeting.connect(self._store, new.number, new.port)
 
     def refuse(self, new: Newcomer, why: Any) -> None:
@@ -122,7 +122,7 @@ class Newcomers:
     def accept(self) -> None:
         """In a new process: tell the launcher that it can be met, and wait for the others."""
         port = meeting.open_port(self._store)
-        says, (job, _) = description(self._net, self._trainer), pmix.own_place()
+        says, (job, _) = description(self._net, self._trainer), pmix.own_process_name()
         new = Newcomer(self._store.ranks[0], port, os.uname().nodename, job, says)
 
         def say() -> None:

@@ -8,7 +8,7 @@ from .. import kvstore
 from ..errors import StoreUnavailable
 from ..mxnet.compat import mx
 from ..mxnet.trainers import compression_of
-from ..nn.sync_batch_norm.participants import groups_of
+from ..nn.sync_batch_norm.participants import sync_groups_of
 from ..reduce.reducer import hook_of, shards_of
 
 
@@ -34,7 +34,7 @@ def refuse(net: mx.gluon.Block, trainer: mx.gluon.Trainer, store: Any) -> None:
             "2-bit compression: of what each process keeps for itself, one that joins has nothing. Leave it out, or "
             "--max-processes of the launcher"
         )
-    for group in groups_of(net):
+    for group in sync_groups_of(net):
         if group.store is not None and group.store.num_workers > 1 and group.whole is not store:
             raise StoreUnavailable(
                 f"{group.name}: it has the store of a group of its own, which cannot go on after a loss; give the "

@@ -15,8 +15,8 @@ from ..kvstore import heartbeat
 from ..mxnet.compat import mx
 from ..mxnet.engine.failures import drop_tracebacks
 from ..nn.sync_batch_norm.join import end_abandoned_steps
-from ..nn.sync_batch_norm.participants import forget_failures, groups_of
-from ..nn.sync_batch_norm.sync_group import all_groups
+from ..nn.sync_batch_norm.participants import forget_failures, sync_groups_of
+from ..nn.sync_batch_norm.sync_group import all_sync_groups
 from ..step import trainer_loops
 from . import meeting
 from .newcomers import leaving
@@ -89,9 +89,9 @@ class Others:
 
     def _reconnect(self) -> None:
         """Have the SyncBatchNorm layers meet those that are left: those of the net first, which all processes have."""
-        mine = groups_of(self._net)
+        mine = sync_groups_of(self._net)
         gc.collect()  # else one process would meet for a net that is gone
-        for group in [*mine, *(group for group in all_groups() if group not in mine)]:
+        for group in [*mine, *(group for group in all_sync_groups() if group not in mine)]:
             if group.whole is self._store:
                 group.reconnect(self._store)
 

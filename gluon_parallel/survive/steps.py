@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import BatchMismatch
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import leaves
-from ..split import map_parts
+from ..split import map_items
 
 
 class Loader(Protocol):
@@ -39,16 +39,16 @@ class Step(NamedTuple):
 
     number: int
     sources: dict[Any, int]  # passes over loaders -> which of their batches it had
-    arguments: tuple  # nested as given; a `_Place` stands for each part of a batch
+    arguments: tuple  # nested as given; a `_BatchItem` stands for each part of a batch
 
 
-class _Place(NamedTuple):
+class _BatchItem(NamedTuple):
     """Where a part of a batch is: an array, or a nested tuple, list or dict, whose length may be another one later."""
 
     source: Any  # pass over a loader
     path: tuple[tuple[Any, int], ...]  # keys, and the length of what each is looked up in
 
-    def part(self) -> Any:
+    def read(self) -> Any:
         """What is there in the batch that was read last."""
         found = self.source.batch
         for key, length in self.path:
@@ -64,18 +64,18 @@ class _Place(NamedTuple):
 def note(number: int, arguments: tuple, loaders: Sequence[Loader]) -> Step:
     """The step of that number with these arguments, whose arrays a loader has to have yielded last."""
     passes = [loader.under_way for loader in loaders if loader.under_way is not None]
-    places = {id(part): _Place(source, path) for source in passes for path, part in _parts(source.batch)}
+    items = {id(part): _BatchItem(source, path) for source in passes for path, part in _items(source.batch)}
     sources: dict[Any, int] = {}
 
-    def placed(data: Any) -> Any:
-        place = places.get(id(data))
-        if place is None:
-            return map_parts(placed, data)
-        sources[place.source] = place.source.number - 1
-        return place
+    def marked_item(data: Any) -> Any:
+        item = items.get(id(data))
+        if item is None:
+            return map_items(marked_item, data)
+        sources[item.source] = item.source.number - 1
+        return item
 
-    marked = tuple(map(placed, arguments))
-    strange = [where for where, leaf in leaves(_without_places(marked), "argument ") if _is_array(leaf)]
+    marked = tuple(map(marked_item, arguments))
+    strange = [where for where, leaf in leaves(_without_items(marked), "argument ") if _is_array(leaf)]
     if strange or not sources:
         what = f"{strange[0]} is no array of" if strange else "no argument is an array of"
         raise BatchMismatch(
@@ -96,20 +96,20 @@ def read(step: Step) -> tuple:
 
 
 def _filled(data: Any) -> Any:
-    return data.part() if isinstance(data, _Place) else map_parts(_filled, data)
+    return data.read() if isinstance(data, _BatchItem) else map_items(_filled, data)
 
 
-def _without_places(data: Any) -> Any:
-    return None if isinstance(data, _Place) else map_parts(_without_places, data)
+def _without_items(data: Any) -> Any:
+    return None if isinstance(data, _BatchItem) else map_items(_without_items, data)
 
 
-def _parts(data: Any, path: tuple = ()) -> Iterator[tuple[tuple, Any]]:
+def _items(data: Any, path: tuple = ()) -> Iterator[tuple[tuple, Any]]:
     """(path, part) of nested data: its arrays, and tuples, lists and dicts, but for the one empty tuple of Python."""
     if _is_array(data) or (isinstance(data, (tuple, list, dict)) and data != ()):
         yield path, data
     if isinstance(data, (tuple, list, dict)):
         for key, value in data.items() if isinstance(data, dict) else enumerate(data):
-            yield from _parts(value, (*path, (key, len(data))))
+            yield from _items(value, (*path, (key, len(data))))
 
 
 def _is_array(leaf: Any) -> bool:

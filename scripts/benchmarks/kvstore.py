@@ -50,7 +50,7 @@ VARIANTS = {
 
 def message(store):
     """What a SyncBatchNorm layer with 64 channels sends, as the layer sends it."""
-    layer, calls, vector = gp.kvstore.exchange.Exchange(store, "layer"), iter(range(1 << 40)), np.ones(129)
+    layer, calls, vector = gp.kvstore.exchange.StatisticsExchange(store, "layer"), iter(range(1 << 40)), np.ones(129)
     layer.prepare(len(vector))
 
     def repeat(times):

@@ -61,7 +61,7 @@ def orders_of(kind: str, chosen: random.Random, processes: int) -> tuple[list[li
     """
     step, last, delay = chosen.randint(4, 20), processes - 1, chosen.uniform(0, 0.05)
     kill, victim = "SIGKILL", chosen.randint(1, last)
-    one = [victim, step, kill]
+    one: list[Any] = [victim, step, kill]
     kinds = {
         "replaced": ([one], 1),
         "first": ([[0, step, kill]], 1),
@@ -101,16 +101,16 @@ class Orders:
         self._launcher, self._hosts = options.launcher, Path(options.hosts)
         self._begun = Path(f"{options.file}.meets")  # is there when those that train begin to meet a new process
         number = int(os.environ.get("GLUON_PARALLEL_RANK", 0))
-        self._mine = [(*str(moment).split(), what) for who, moment, what in orders if who == number]
+        self._mine: list[tuple] = [(*str(moment).split(), what) for who, moment, what in orders if who == number]
         self.num_wanted = int(os.environ.get("GLUON_PARALLEL_NUM_WORKERS", 1))
-        meet = meeting.connect
+        connect = meeting.connect
 
-        def begin_and_meet(*arguments):
+        def meet(*arguments):
             self._begun.touch()
             self.start("meet")
-            return meet(*arguments)
+            return connect(*arguments)
 
-        meeting.connect = begin_and_meet
+        meeting.connect = meet
         if IS_NEW:
             threading.Thread(target=self._wait, daemon=True).start()
 
@@ -122,9 +122,9 @@ class Orders:
 
     def at(self, *words: str) -> None:
         """Do what is to happen now."""
-        for *moment, what in self._mine:
-            if moment == [*words]:
-                self._do(what)
+        for order in self._mine:
+            if order[:-1] == words:
+                self._do(order[-1])
 
     def start(self, word: str) -> None:
         """Do what is to happen so many seconds from now."""

@@ -8,7 +8,7 @@ import numpy as np
 from gluon_parallel import native
 from gluon_parallel.native.records import C, address_of
 from gluon_parallel.nn.sync_batch_norm import operator
-from gluon_parallel.nn.sync_batch_norm.participants import groups_of
+from gluon_parallel.nn.sync_batch_norm.participants import sync_groups_of
 from gluon_parallel.nn.sync_batch_norm.rendezvous import Rendezvous
 
 CHANNELS = 3
@@ -30,7 +30,7 @@ def waiting_at(rendezvous):
 
 def let_time_run_out(net, *devices):
     """Once exactly these devices wait in layers of `net`, end their time, and nobody else's."""
-    meetings, names = [group.rendezvous for group in groups_of(net)], set(map(str, devices))
+    meetings, names = [group.rendezvous for group in sync_groups_of(net)], set(map(str, devices))
 
     def waiting():
         return set().union(*map(waiting_at, meetings))

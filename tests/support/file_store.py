@@ -13,13 +13,13 @@ import numpy as np
 
 from gluon_parallel import store_table
 from gluon_parallel.kvstore.base import Store
-from gluon_parallel.launch_engines import Engine
+from gluon_parallel.launch_engines import LaunchEngine
 from gluon_parallel.mxnet.compat import mx
 
 FOLDER = "FILE_STORE_FOLDER"
 
 
-class Files(Engine):
+class Files(LaunchEngine):
     """Processes that find each other by the name of a folder, which all have in their environment."""
 
     kvstore, library = "files", "a folder"

@@ -11,7 +11,7 @@ import numpy as np
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.kvstore.environment import LIMIT, default_timeout
-from gluon_parallel.reduce.shards import parts
+from gluon_parallel.reduce.shards import owner_bounds
 from mxnet import gluon, nd
 
 DEVICES = gp.devices("cpu:2")
@@ -74,7 +74,10 @@ def divided(store):
     """The last process's second array is longer, where each process gets a part of the sums."""
     sizes = [6, 7 if is_last(store) else 6]
     refused(
-        store, lambda: store.sum_parts([0, 1], [[nd.ones(size)] for size in sizes], parts(sizes, store.num_workers))
+        store,
+        lambda: store.reduce_scatter(
+            [0, 1], [[nd.ones(size)] for size in sizes], owner_bounds(sizes, store.num_workers)
+        ),
     )
 
 

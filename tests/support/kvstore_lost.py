@@ -162,7 +162,7 @@ def main(name, moment, fault, lost, folder):
                 wait_until(lambda: scene.state(scene.survivors[1]) in {"Z", ""})
                 time.sleep(1)
         elif fault != "slow":
-            for progress in startup.engines:
+            for progress in startup.progress_engines:
                 progress.timeout = LIMIT
     thread.join(60 if store.rank != scene.lost else 120)
     if thread.is_alive():
@@ -205,7 +205,7 @@ def lose_in(scene, store, exchange, moment):
 
 def is_under_way():
     """Whether this process has handed over what the others need, to MPI or to the memory of its host."""
-    for progress in startup.engines:
+    for progress in startup.progress_engines:
         shared = progress.shared
         sums = [] if shared is None else [exchange.record.state for exchange in shared._sums]
         if progress.started or {C.WAITING, C.SUMMING}.intersection(sums) or (shared and shared.late):

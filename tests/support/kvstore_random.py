@@ -29,7 +29,7 @@ VARIABLE = "GLUON_PARALLEL_TESTS_PROGRAMS"
 TOLERANCE = {"float32": 1e-5, "float64": 1e-13}  # relative to what is larger: a value, or 1
 
 
-def groups_of(store):
+def sync_groups_of(store):
     """{kind of sync group: the ranks of each group}."""
     num = store.num_workers
     found = {
@@ -104,7 +104,7 @@ def ready_in_any_order(rng):
 def small_buckets():
     """Make several buckets of few arrays."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "plan_buckets", functools.partial(plan.plan_buckets, first=200, following=4000))
+        patch.setattr(plan, "assign_buckets", functools.partial(plan.assign_buckets, first=200, following=4000))
         yield
 
 
@@ -144,7 +144,7 @@ def problems(seed, store, **options):
     """What differs from one device in the program of this seed, in words; `options` are those of ``DataParallel``."""
     program = Program.draw(np.random.default_rng(seed), store.num_workers)
     store = gp.kvstore.create(store.type)
-    groups = groups_of(store)
+    groups = sync_groups_of(store)
     member = store.rank in program.members
     rng = np.random.default_rng([seed, store.rank])
     # Those outside of the group make one of their own, or none.

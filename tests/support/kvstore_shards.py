@@ -8,10 +8,10 @@ import pytest
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.kvstore.mpi.shared_memory import parts as shared_parts
+from gluon_parallel.kvstore.mpi.shared_memory import shards as shared_shards
 from gluon_parallel.mxnet.compat.array_types import leaves
 from gluon_parallel.reduce import shards
-from gluon_parallel.reduce.shards import parts
+from gluon_parallel.reduce.shards import owner_bounds
 from mxnet import gluon, nd
 from mxnet.contrib.amp.loss_scaler import LossScaler
 
@@ -120,9 +120,9 @@ def check_owners_get_sums_and_all_get_their_values(store):
     """Through rows that are smaller than the arrays, on one host: sums in the order of ranks, and memory given back."""
     rank, num = store.rank, store.num_workers
     sizes = [150_000, 5, 1, 40_000, 20_000]
-    bounds, shared = parts(sizes, num), store._progress.shared
+    bounds, shared = owner_bounds(sizes, num), store._progress.shared
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shared_parts, "ROW", 128 * 1024)
+        patch.setattr(shared_shards, "ROW", 128 * 1024)
         store = gp.kvstore.create("mpi")  # no other array has made its rows
         for dtype in ("float32", "float64"):
             arrays = [[nd.zeros(size, mx.cpu(place), dtype) for place in range(2)] for size in sizes]
@@ -133,25 +133,25 @@ def check_owners_get_sums_and_all_get_their_values(store):
                         copy[:] = nd.array(values, dtype=dtype)
                 rows = gp.metrics.gather_rows(np.concatenate(own)[None] * 2, store)  # exact in float64
                 wanted = np.split(functools.reduce(np.add, rows.astype(dtype)), np.cumsum(sizes)[:-1])
-                store.sum_parts([*range(5)], arrays, bounds)
+                store.reduce_scatter([*range(5)], arrays, bounds)
                 for copies, total, ends in zip(arrays, wanted, bounds):
                     begin, end = ends[rank : rank + 2]
                     for copy in copies:
                         np.testing.assert_array_equal(copy.asnumpy()[begin:end], total[begin:end])
                 if call == 0 and shared is not None and shared.num_hosts == 1:  # at least 64 kB of others lie together
                     assert (arrays[0][0].asnumpy() == 0).sum() * np.dtype(dtype).itemsize >= 64 * 1024
-                store.gather_parts([*range(5)], arrays, bounds)
+                store.gather_shards([*range(5)], arrays, bounds)
                 for copies, total in zip(arrays, wanted):
                     for copy in copies:
                         np.testing.assert_array_equal(copy.asnumpy(), total)
 
 
 def check_sums_of_known_parts_are_compressed_from_then_on(store):
-    store, array, [bounds] = gp.kvstore.create("mpi"), nd.zeros(100_000), parts([100_000], store.num_workers)
+    store, array, [bounds] = gp.kvstore.create("mpi"), nd.zeros(100_000), owner_bounds([100_000], store.num_workers)
     begin, end = bounds[store.rank : store.rank + 2]
     for value in (1 + 2**-12, 1):  # which is what float16 makes of it
         array[:] = 1 + 2**-12
-        store.sum_parts([0], [[array]], [bounds])
+        store.reduce_scatter([0], [[array]], [bounds])
         assert (array.asnumpy()[begin:end] == store.num_workers * value).all()
         store.set_gradient_compression({"type": "fp16"})
 
@@ -159,11 +159,11 @@ def check_sums_of_known_parts_are_compressed_from_then_on(store):
 def check_arrays_are_not_kept_when_others_have_been_gathered(store):
     """Each one of a checkpoint is gathered by itself."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shared_parts, "ROW", 64 * 1024)
+        patch.setattr(shared_shards, "ROW", 64 * 1024)
         store, arrays = gp.kvstore.create("mpi"), [nd.zeros(size) for size in (100_000, 5, 7)]
         before = [sys.getrefcount(array) for array in arrays]
         for number, array in enumerate(arrays):
-            store.gather_parts([number], [[array]], parts([array.size], store.num_workers))
+            store.gather_shards([number], [[array]], owner_bounds([array.size], store.num_workers))
             array.wait_to_read()
         assert [sys.getrefcount(array) for array in arrays][:2] == before[:2]
 

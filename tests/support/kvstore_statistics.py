@@ -7,7 +7,7 @@ import pytest
 
 from gluon_parallel.errors import ExchangeError
 from gluon_parallel.kvstore.collective import gather
-from gluon_parallel.kvstore.exchange import Exchange
+from gluon_parallel.kvstore.exchange import StatisticsExchange
 
 CHANNELS = 5
 
@@ -20,7 +20,7 @@ def moments(values):
 
 def check_statistics_are_those_of_the_values_of_all_processes(store):
     """Shards of all sizes, means far above the deviation; the same bits on each process."""
-    exchanges = [Exchange(store, f"layer, {name}") for name in ("forward", "backward")]
+    exchanges = [StatisticsExchange(store, f"layer, {name}") for name in ("forward", "backward")]
     exchanges[0].prepare(1 + 2 * CHANNELS)
     exchanges[1].prepare(2 * CHANNELS)
     for call in range(12):
@@ -43,7 +43,7 @@ def check_statistics_are_those_of_the_values_of_all_processes(store):
 
 def check_processes_at_other_calls_are_told_which(store):
     """A layer that one process has run more often than the others."""
-    exchange = Exchange(store, "layer out of step", timeout=1)
+    exchange = StatisticsExchange(store, "layer out of step", timeout=1)
     exchange.prepare(2 * CHANNELS)
     last = store.num_workers - 1
     with pytest.raises(ExchangeError, match="out of step") as caught:

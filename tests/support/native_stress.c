@@ -56,11 +56,11 @@ static void *shared(size_t bytes)
     return memory;
 }
 
-static RecorderPlace *new_place(void)
+static Recorder *new_recorder(void)
 {
-    RecorderPlace *place = calloc(1, sizeof *place);
-    place->memory = calloc(1, sizeof(RecorderMemory));
-    return place;
+    Recorder *recorder = calloc(1, sizeof *recorder);
+    recorder->memory = calloc(1, sizeof(RecorderMemory));
+    return recorder;
 }
 
 /* ---- Rendezvous: LAYERS layers in each of some processes, whose devices are threads ---- */
@@ -109,7 +109,7 @@ static int allreduce_processes(State *op, int64_t key, double *values, int64_t h
     }
     CHECK(has_begun);
     double result[HEADER + ROW];
-    while (!gp_gather(way->host, way->key, way->key->turn - 1, 0, (char *)way->rows))
+    while (!gp_gather(way->host, way->key, way->key->next_number - 1, 0, (char *)way->rows))
         if (goes_wrong) {
             gp_close_layer(op->layer);
             return 1;
@@ -183,7 +183,7 @@ static void open_layers(void)
             for (int64_t n = 0; n < num_devices; n++)
                 CHECK(gp_waits_at(&layers[process][layer], n) < 0);
             gp_open_layer(&layers[process][layer], 1);
-            keys[process][layer][0].turn = keys[process][layer][1].turn = 1;
+            keys[process][layer][0].next_number = keys[process][layer][1].next_number = 1;
         }
     goes_wrong = 0;
 }
@@ -209,14 +209,14 @@ static void run_rendezvous(void)
     lines = shared(LAYERS * 2 * MAX_PROCESSES * sizeof(Line));
     num_processes = 1 + (int64_t)(drawn(1, 1) % MAX_PROCESSES), num_devices = 1 + (int64_t)(drawn(1, 2) % MAX_DEVICES);
     for (int64_t process = 0; process < num_processes; process++) {
-        RecorderPlace *place = new_place();
-        hosts[process] = (Host){.size = num_processes, .rank = process, .lines = of_hosts, .recorder = place, .num_hosts = 1};
+        Recorder *recorder = new_recorder();
+        hosts[process] = (Host){.size = num_processes, .rank = process, .lines = of_hosts, .recorder = recorder, .num_hosts = 1};
         hosts[process].patience = 200000;
         for (int64_t n = 0; n < LAYERS; n++) {
             for (int64_t m = 0; m < 3; m++)
                 gp_make_mutex(&mutexes[process][n][m]);
             Layer *layer = &layers[process][n];
-            *layer = (Layer){.mutex = &mutexes[process][n][2], .is_open = 1, .num_devices = num_devices, .recorder = place,
+            *layer = (Layer){.mutex = &mutexes[process][n][2], .is_open = 1, .num_devices = num_devices, .recorder = recorder,
                              .takes_part = takes_part, .num_taking_part = num_devices, .channels = CHANNELS};
             layer->patience = 500000, layer->spans_processes = num_processes > 1 || n == 1;
             for (int64_t direction = 0; num_processes > 1 && direction < 2; direction++) {
@@ -224,7 +224,7 @@ static void run_rendezvous(void)
                 HostKey *key = &keys[process][n][direction];
                 for (int64_t row = 0; process == 0 && row < 2 * num_processes; row++)
                     rows[n][direction][row] = shared((size_t)length * sizeof(double));
-                *key = (HostKey){.lines = lines + (2 * n + direction) * MAX_PROCESSES, .depth = 2, .turn = 1,
+                *key = (HostKey){.lines = lines + (2 * n + direction) * MAX_PROCESSES, .depth = 2, .next_number = 1,
                                  .num_values = length * (int64_t)sizeof(double), .rows = rows[n][direction]};
                 Processes *way = layer->processes[direction] = &ways[process][n][direction];
                 *way = (Processes){&mutexes[process][n][direction], &hosts[process], key, num_processes,
@@ -355,7 +355,7 @@ static void run_passes(void)
     pthread_t threads[MAX_DEVICES];
     num_devices = 1 + (int64_t)(drawn(1, 2) % MAX_DEVICES);
     gp_make_mutex(&mutexes[0][0][0]);
-    layers[0][0] = (Layer){.mutex = &mutexes[0][0][0], .is_open = 1, .num_devices = num_devices, .recorder = new_place(),
+    layers[0][0] = (Layer){.mutex = &mutexes[0][0][0], .is_open = 1, .num_devices = num_devices, .recorder = new_recorder(),
                            .takes_part = takes_part, .num_taking_part = num_devices, .patience = 500000,
                            .channels = 1 + (int64_t)(drawn(1, 7) % 20),
                            .passes = calloc(NUM_PASSES, sizeof(PassTimes))};
@@ -369,7 +369,7 @@ static void run_passes(void)
 
 /* ---- Sums: each process has a driver's thread, and one that is its engine ---- */
 
-enum { KEYS = 4, TURNS = 2, DEVICES = 2, SIZE = 20000 };
+enum { KEYS = 4, SLOTS = 2, DEVICES = 2, SIZE = 20000 };
 enum { SUM, SUM_OF_PARTS, GATHER_OF_PARTS }; /* what is done at a key */
 
 typedef struct Array { /* as DLPack describes it */
@@ -378,22 +378,22 @@ typedef struct Array { /* as DLPack describes it */
     uint64_t byte_offset;
 } Array;
 
-typedef struct Turn { /* one exchange at a time of a key, of two that may be queued */
+typedef struct Slot { /* one exchange at a time of a key, of two that may be queued */
     HostExchange exchange;
     Segment segment;
     Array arrays[DEVICES];
     void *handles[2 * DEVICES];
     char *addresses[2 * DEVICES];
     _Atomic int64_t ended; /* 1, or 2 after an error */
-} Turn;
+} Slot;
 
 typedef struct Process {
     Host host;
     HostKey keys[KEYS];
     char *rows[KEYS][2 * MAX_PROCESSES];
     int64_t bounds[MAX_PROCESSES + 1];
-    Turn turns[KEYS][TURNS];
-    HostExchange *table[KEYS * TURNS];
+    Slot slots[KEYS][SLOTS];
+    HostExchange *table[KEYS * SLOTS];
     _Atomic int64_t summed[KEYS]; /* the number of a sum over the hosts that MPI is to do */
     pthread_mutex_t errors;
 } Process;
@@ -420,10 +420,10 @@ static int nothing(void *array)
     return 0;
 }
 
-static void end_turn(void *engine, void *turn, void *error)
+static void end_slot(void *engine, void *slot, void *error)
 {
     (void)engine;
-    ((Turn *)turn)->ended = error ? 2 : 1;
+    ((Slot *)slot)->ended = error ? 2 : 1;
 }
 
 static int64_t dtype_of(int64_t key)
@@ -460,30 +460,30 @@ static int64_t kind_of(const Process *process, int64_t key)
 
 static void begin(Process *process, int64_t key, int64_t number)
 {
-    Turn *turn = &process->turns[key][number % TURNS];
+    Slot *slot = &process->slots[key][number % SLOTS];
     for (int64_t device = 0; device < DEVICES; device++)
         for (int64_t i = 0; i < SIZE; i++)
-            put(&turn->arrays[device], key, i, value_of(process->host.rank, key, number, device, i));
-    turn->ended = 0;
-    turn->exchange.number = number;
-    turn->exchange.state = PUSHED;
-    gp_begin_exchange(0, &(OnComplete){end_turn, 0, turn}, &turn->exchange);
+            put(&slot->arrays[device], key, i, value_of(process->host.rank, key, number, device, i));
+    slot->ended = 0;
+    slot->exchange.number = number;
+    slot->exchange.state = PUSHED;
+    gp_begin_exchange(0, &(OnComplete){end_slot, 0, slot}, &slot->exchange);
 }
 
 /* What the arrays hold after an exchange. */
 static void compare(Process *process, int64_t key, int64_t number)
 {
-    Turn *turn = &process->turns[key][number % TURNS];
+    Slot *slot = &process->slots[key][number % SLOTS];
     int64_t rank = process->host.rank, kind = kind_of(process, key), *bounds = process->bounds;
-    if (turn->ended == 2) {
+    if (slot->ended == 2) {
         CHECK(*lost);
         for (int64_t i = 0; kind == SUM && i < SIZE; i += 7)
-            CHECK(dtype_of(key) == 2 ? at(&turn->arrays[1], key, i) == 0 : isnan(at(&turn->arrays[1], key, i)));
+            CHECK(dtype_of(key) == 2 ? at(&slot->arrays[1], key, i) == 0 : isnan(at(&slot->arrays[1], key, i)));
         return;
     }
     for (int64_t device = 0; device < DEVICES; device++)
         for (int64_t i = 0, owner = 0; i < SIZE; i += 13) {
-            double wanted = 0, found = at(&turn->arrays[device], key, i);
+            double wanted = 0, found = at(&slot->arrays[device], key, i);
             while (i >= bounds[owner + 1])
                 owner++;
             for (int64_t from = 0; from < num_processes; from++)
@@ -499,7 +499,7 @@ CHECK(found == (double)process->host.num_hosts * wanted);
 /* Whether it has ended; if a process is lost, this one's exchanges end with an error. */
 static void wait_for_end(Process *process, int64_t key, int64_t number)
 {
-    while (!process->turns[key][number % TURNS].ended) {
+    while (!process->slots[key][number % SLOTS].ended) {
         if (*lost && !process->host.failed) {
             process->host.failed = process;
             gp_look(&process->host);
@@ -524,11 +524,11 @@ static void *run_engine(void *argument)
             }
             be_late(drawn(step * KEYS + n, 200 + rank));
             int64_t first = 2 * step - 1, swapped = (int64_t)(drawn(step * KEYS + key, 300 + rank) % 2);
-            for (int64_t times = 0; times < TURNS; times++) /* two of one key, queued in either order */
+            for (int64_t times = 0; times < SLOTS; times++) /* two of one key, queued in either order */
                 begin(process, key, first + (times ^ swapped));
         }
         for (int64_t key = 0; key < KEYS; key++)
-            for (int64_t times = 0; times < TURNS; times++)
+            for (int64_t times = 0; times < SLOTS; times++)
                 wait_for_end(process, key, 2 * step - 1 + times);
         if (process->host.failed)
             break;
@@ -538,7 +538,7 @@ end:
         process->host.failed = process;
         gp_look(&process->host);
         _Bool idle = 1;
-        for (int64_t n = 0; n < KEYS * TURNS; n++)
+        for (int64_t n = 0; n < KEYS * SLOTS; n++)
             idle = idle && process->table[n]->state == IDLE;
         if (idle)
             break;
@@ -564,7 +564,7 @@ static void *run_mpi(void *argument)
             HostKey *key = &process->keys[n];
             if (!number)
                 continue;
-            Array row = {.data = key->rows[0]}, result = {.data = process->turns[n][0].segment.result};
+            Array row = {.data = key->rows[0]}, result = {.data = process->slots[n][0].segment.result};
             for (int64_t i = 0; i < SIZE; i++)
                 put(&result, n, i, 2 * at(&row, n, i));
             gp_summed(&process->host, &key, &number, 1);
@@ -584,35 +584,35 @@ static void make_processes(int64_t num_hosts)
         Process *process = &processes[rank];
         gp_make_mutex(&process->errors);
         process->host = (Host){.size = num_processes, .rank = rank, .lines = of_hosts, .errors = &process->errors,
-                               .recorder = new_place(), .num_hosts = num_hosts, .patience = 1000000};
+                               .recorder = new_recorder(), .num_hosts = num_hosts, .patience = 1000000};
         for (int64_t n = 0; n <= num_processes; n++)
             process->bounds[n] = n == num_processes ? SIZE : n * (SIZE / num_processes) + (n ? 5 : 0);
         for (int64_t n = 0; n < KEYS; n++) {
             HostKey *key = &process->keys[n];
-            *key = (HostKey){.lines = of_keys + n * MAX_PROCESSES, .num_values = SIZE, .dtype = dtype_of(n), .turn = 1,
+            *key = (HostKey){.lines = of_keys + n * MAX_PROCESSES, .num_values = SIZE, .dtype = dtype_of(n), .next_number = 1,
                              .depth = num_hosts > 1 ? 1 : 1 + n % 2, .number = rank * KEYS + n, .rows = process->rows[n]};
             for (int64_t row = 0; row < 2 * num_processes; row++)
                 process->rows[n][row] = rank == 0 ? shared(bytes) : processes[0].rows[n][row];
-            char *result = rank == 0 ? shared(bytes) : processes[0].turns[n][0].segment.result;
-            for (int64_t m = 0; m < TURNS; m++) {
-                Turn *turn = &process->turns[n][m];
+            char *result = rank == 0 ? shared(bytes) : processes[0].slots[n][0].segment.result;
+            for (int64_t m = 0; m < SLOTS; m++) {
+                Slot *slot = &process->slots[n][m];
                 int64_t kind = kind_of(process, n), num_read = kind == GATHER_OF_PARTS ? 1 : DEVICES;
-                turn->segment = (Segment){SIZE, 0, result, kind == SUM ? 0 : process->bounds};
+                slot->segment = (Segment){SIZE, 0, result, kind == SUM ? 0 : process->bounds};
                 for (int64_t device = 0; device < DEVICES; device++) {
-                    CHECK(!posix_memalign((void **)&turn->arrays[device].data, 1 << 12, bytes));
-                    turn->handles[num_read + device] = &turn->arrays[device];
+                    CHECK(!posix_memalign((void **)&slot->arrays[device].data, 1 << 12, bytes));
+                    slot->handles[num_read + device] = &slot->arrays[device];
                     if (device < num_read)
-                        turn->handles[device] = &turn->arrays[device];
+                        slot->handles[device] = &slot->arrays[device];
                 }
-                turn->exchange = (HostExchange){.host = &process->host, .key = key, .num_read = num_read, .gathers = kind == 2,
-                                                .num_written = DEVICES, .num_segments = 1, .segments = &turn->segment,
-                                                .releases = kind == 1, .handles = turn->handles,
-                                                .arrays = turn->addresses};
-                process->table[TURNS * n + m] = &turn->exchange;
+                slot->exchange = (HostExchange){.host = &process->host, .key = key, .num_read = num_read, .gathers = kind == 2,
+                                                .num_written = DEVICES, .num_segments = 1, .segments = &slot->segment,
+                                                .releases = kind == 1, .handles = slot->handles,
+                                                .arrays = slot->addresses};
+                process->table[SLOTS * n + m] = &slot->exchange;
             }
         }
         process->host.exchanges = process->table;
-        process->host.num_exchanges = KEYS * TURNS;
+        process->host.num_exchanges = KEYS * SLOTS;
     }
 }
 

@@ -1,20 +1,20 @@
 """Recordings as a process would make them, with times that a test chooses."""
 
-from gluon_parallel.commands.profiling import parts
-from gluon_parallel.commands.profiling.parts import READING
+from gluon_parallel.commands.profiling import activities
+from gluon_parallel.commands.profiling.activities import READING
 from gluon_parallel.commands.profiling.recording import STEP, Operator, Recording, Span
 from gluon_parallel.nn.sync_batch_norm.measured import Pass
 
 MS = 1_000_000
 OPERATORS = {
-    parts.FORWARD: "Convolution",
-    parts.BACKWARD: "_backward_Convolution",
-    parts.UPDATE: "sgd_mom_update",
-    parts.SUM: "gluon_parallel.allreduce",
+    activities.FORWARD: "Convolution",
+    activities.BACKWARD: "_backward_Convolution",
+    activities.UPDATE: "sgd_mom_update",
+    activities.SUM: "gluon_parallel.allreduce",
     "pooling": "_backward_Pooling",
     "exchange": "gluon_parallel.mpi key 0",
 }
-USUAL = [(parts.FORWARD, 30), (parts.BACKWARD, 60), (parts.UPDATE, 10)]
+USUAL = [(activities.FORWARD, 30), (activities.BACKWARD, 60), (activities.UPDATE, 10)]
 
 
 def recording(*devices, num_steps=4, rank=0, busy=2.0, **more):
@@ -39,13 +39,13 @@ def recording(*devices, num_steps=4, rank=0, busy=2.0, **more):
                 begin, now = now, now + int(milliseconds * MS)
                 if what == READING:
                     made.spans.append(Span(READING, begin, now))
-                elif what == parts.DEVICES:
+                elif what == activities.DEVICES:
                     made.passes.append(Pass("norm0", f"cpu({device})", "forward", step, begin, begin, now, now, now))
                 elif what in OPERATORS:
                     made.operators.append(Operator(device, OPERATORS[what], begin, now))
-                if what in (READING, parts.SCRIPT):
+                if what in (READING, activities.SCRIPT):
                     launched = now
-                if what == parts.ENGINE:
+                if what == activities.ENGINE:
                     ends = begin
         made.spans.append(Span(STEP, launched, ends))
     made.operators.sort(key=lambda one: one.begin)

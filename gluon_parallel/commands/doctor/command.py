@@ -12,7 +12,7 @@ from typing import Any, Callable, Optional
 
 from ... import __version__
 from ...errors import ConfigError
-from ...store_table import engines
+from ...store_table import launch_engines
 from . import machine, report, trials
 from .probes import Probes
 from .report import FAILED, INCONCLUSIVE, MORE_TIME, TIMEOUT, WARNING, Finding, Section
@@ -102,11 +102,11 @@ def examine(sections: list[Section], probes: Probes, hosts: Optional[str], rsh: 
     if obstacle is not None and obstacle.verdict == FAILED:
         obstacle = obstacle._replace(verdict=WARNING)
     between = []
-    for engine, launcher in engines().items():
-        add(launcher.library, trials.check_engine, engine, ["-n", "2"], obstacle)
+    for engine, launcher in launch_engines().items():
+        add(launcher.library, trials.check_launch_engine, engine, ["-n", "2"], obstacle)
         if hosts and obstacle is None:
             options = ["--hosts", hosts, "--rsh", rsh]
-            between.append(add(f"{launcher.library} between hosts", trials.check_engine, engine, options))
+            between.append(add(f"{launcher.library} between hosts", trials.check_launch_engine, engine, options))
     return exchanged(between) if works and hosts else works
 
 

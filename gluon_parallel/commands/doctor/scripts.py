@@ -53,10 +53,12 @@ def train_steps():
     groups = ["cpu:2", *([f"gpu:{min(2, num_gpus())}"] if num_gpus() else [])]
     tell({"runs": [f"{net}, {group}" for net in parity.NETS for group in groups]})
     for net in parity.NETS:
-        plan = parity.Plan(net, STEPS, batch_size=14, accumulate=1, dtype="float64", seed=0)
-        reference = parity.train(plan, devices("cpu"))
+        setup = parity.Setup(net, STEPS, batch_size=14, accumulate=1, dtype="float64", seed=0)
+        reference = parity.train(setup, devices("cpu"))
         for group in groups:
-            tell({f"{net}, {group}": max(parity.differences([parity.train(plan, devices(group))], reference).values())})
+            tell(
+                {f"{net}, {group}": max(parity.differences([parity.train(setup, devices(group))], reference).values())}
+            )
 
 
 def exchange():

@@ -11,7 +11,7 @@ from typing import Any, Optional
 from ...mxnet.cuda import is_wheel, libraries, mxnet_folder, problems
 from ...mxnet.cuda.driver import DRIVER
 from ...mxnet.cuda.wheels import CAPABILITIES, runs_on, wheels_for
-from ...store_table import engines
+from ...store_table import launch_engines
 from .machine import Requirement, install_command, requirements
 from .probes import PACKAGE, Answer, Probes
 from .report import FAILED, INCONCLUSIVE, MORE_TIME, WARNING, Finding, Section
@@ -137,14 +137,14 @@ def check_training(section: Section, probes: Probes, obstacle: Optional[Finding]
         section.facts["gives the weights of one device:"] = " and ".join(answer.found)
 
 
-def check_engine(
+def check_launch_engine(
     section: Section, probes: Probes, engine: str, options: Sequence[str], obstacle: Optional[Finding] = None
 ) -> None:
     """Whether an engine is installed, and processes that ``launch`` starts with these options exchange.
 
     With an `obstacle`, which says why nothing can be tried, they exchange nothing.
     """
-    launcher = engines()[engine]
+    launcher = launch_engines()[engine]
     if absent := launcher.missing(probes.python):
         if launcher.install:
             text = f"Not installed: {' and '.join(absent)}. So there is no store `{launcher.kvstore}`, the fastest one."
@@ -176,7 +176,7 @@ def check_engine(
 def _cure(engine: str, answer: Answer) -> str:
     if command_in(answer.error):
         return command_in(answer.error)
-    if "never started" in answer.error and engines()[engine].reinstall:
-        return engines()[engine].reinstall
+    if "never started" in answer.error and launch_engines()[engine].reinstall:
+        return launch_engines()[engine].reinstall
     script = "script.py, with a script of your own, shows all that the processes say"
     return f"gluon-parallel launch -n 2 --engine {engine} {script}"

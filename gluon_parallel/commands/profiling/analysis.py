@@ -1,4 +1,4 @@
-"""Analysis of recordings: parts of each step on each device, exchanges, layers and operators."""
+"""Analysis of recordings: activities of each step on each device, exchanges, layers and operators."""
 
 import collections
 import math
@@ -7,8 +7,8 @@ import statistics
 from typing import NamedTuple
 
 from ...kvstore.reserved_keys import FIRST_RESERVED
-from . import parts
-from .parts import Interval
+from . import activities
+from .activities import Interval
 from .recording import OTHERS, OURS, STEP, Recording, is_exchange
 
 _SUMS = re.compile(r"gluon_parallel\.allreduce|KVStoreReduce|KVStoreBCast")
@@ -22,23 +22,25 @@ class Timeline:
         steps: for each step, a list of :class:`.Interval` that cover it.
         hidden: seconds per step in which gradients were exchanged while the device computed.
         exchanged: seconds per step in which gradients were exchanged.
-        operators: {(part, name): seconds per step}; part: FORWARD, BACKWARD, SUM (over devices) or UPDATE.
+        operators: {(activity, name): seconds per step}; activity: FORWARD, BACKWARD, SUM (over devices) or UPDATE.
     """
 
     def __init__(self, rank, device, steps, gradients, operators):
         self.rank, self.device, self.steps = rank, device, steps
         self.operators = {key: total / 1e9 / len(steps) for key, total in operators.items()}
-        busy = [(piece.begin, piece.end) for step in steps for piece in step if piece.part in parts.COMPUTING]
+        busy = [(piece.begin, piece.end) for step in steps for piece in step if piece.activity in activities.COMPUTING]
         whole = [(steps[0][0].begin, steps[-1][-1].end)]
-        self.hidden = parts.overlap(gradients, busy) / 1e9 / len(steps)
-        self.exchanged = parts.overlap(gradients, whole) / 1e9 / len(steps)
+        self.hidden = activities.overlap(gradients, busy) / 1e9 / len(steps)
+        self.exchanged = activities.overlap(gradients, whole) / 1e9 / len(steps)
 
     def __str__(self):
         return f"rank {self.rank}, {self.device}"
 
     def seconds(self, *names):
-        """Seconds per step, the mean, that belong to these parts; to all without names."""
-        total = sum(end - begin for step in self.steps for part, begin, end in step if not names or part in names)
+        """Seconds per step, the mean, that belong to these activities; to all without names."""
+        total = sum(
+            end - begin for step in self.steps for activity, begin, end in step if not names or activity in names
+        )
         return total / 1e9 / len(self.steps)
 
     def durations(self):
@@ -91,7 +93,7 @@ class Analysis:
         return str(timeline) if len(self.recordings) > 1 else timeline.device
 
     def seconds(self, *names):
-        """Seconds per step that belong to these parts, the mean of all devices; to all without names."""
+        """Seconds per step that belong to these activities, the mean of all devices; to all without names."""
         return statistics.mean(timeline.seconds(*names) for timeline in self.timelines)
 
     @property
@@ -112,7 +114,7 @@ class Analysis:
             yield Cores(ones[0].num_cores, num_devices, busy, 1 - busy if math.isnan(idle) else min(1, idle))
 
     def operators(self):
-        """{(part, name): seconds per step}, the mean of all devices, the longest first."""
+        """{(activity, name): seconds per step}, the mean of all devices, the longest first."""
         total: collections.Counter = collections.Counter()
         for timeline in self.timelines:
             total.update(timeline.operators)
@@ -147,17 +149,20 @@ def _timelines(recording, found, num_steps):
 def _timeline(recording, number, devices_steps, ends, found):
     marks, device = recording.marks[number], recording.devices[number]
     launches = [span for span in recording.spans if span.what == STEP]
-    reads = [span for span in recording.spans if span.what == parts.READING]
+    reads = [span for span in recording.spans if span.what == activities.READING]
     sums = [one for one in recording.operators if _SUMS.match(one.name) or (not found and is_exchange(one.name))]
-    everywhere = [Interval(parts.SUM, one.begin, one.end) for one in sums]
+    everywhere = [Interval(activities.SUM, one.begin, one.end) for one in sums]
     for one in found:
-        everywhere += [Interval(parts.LATE, one.ready, one.all_ready), Interval(parts.TRANSFER, one.all_ready, one.end)]
+        everywhere += [
+            Interval(activities.LATE, one.ready, one.all_ready),
+            Interval(activities.TRANSFER, one.all_ready, one.end),
+        ]
     totals: collections.Counter = collections.Counter()
     for one in recording.passes:
         if one.device == device:
             everywhere += [
                 Interval(one.direction, one.began, one.arrived),
-                Interval(parts.DEVICES, one.arrived, one.complete),
+                Interval(activities.DEVICES, one.arrived, one.complete),
                 Interval(one.direction, one.reduced, one.ended),
             ]
             if marks[0] <= one.began < marks[len(devices_steps)]:
@@ -165,18 +170,27 @@ def _timeline(recording, number, devices_steps, ends, found):
     with_gradient = _with_gradient(one for operators in devices_steps for one in operators)
     for operators in devices_steps:
         operators = [one for one in operators if not is_exchange(one.name)]
-        for part, one in zip(_phases(operators, with_gradient), operators):
-            everywhere.append(Interval(part, one.begin, one.end))
-            totals[part, one.name] += one.end - one.begin
+        for activity, one in zip(_phases(operators, with_gradient), operators):
+            everywhere.append(Interval(activity, one.begin, one.end))
+            totals[activity, one.name] += one.end - one.begin
     steps = []
     for step, (launch, begin, end) in enumerate(zip(launches, marks, marks[1:])):
         intervals = [one for one in everywhere if one.begin < end and one.end > begin]
         if ends[number][step]:
-            intervals.append(Interval(parts.DEVICES, ends[number][step], max(of_device[step] for of_device in ends)))
+            intervals.append(
+                Interval(activities.DEVICES, ends[number][step], max(of_device[step] for of_device in ends))
+            )
         # After the launch an idle device waits for the engine, not for Python.
-        intervals += [Interval(parts.LAUNCHING, launch.begin, launch.end), Interval(parts.ENGINE, launch.end, end)]
-        intervals += [Interval(parts.READING, read.begin, min(read.end, launch.begin)) for read in reads]
-        steps.append(parts.cut(begin, end, intervals, parts.LAUNCHING if recording.is_by_hand else parts.SCRIPT))
+        intervals += [
+            Interval(activities.LAUNCHING, launch.begin, launch.end),
+            Interval(activities.ENGINE, launch.end, end),
+        ]
+        intervals += [Interval(activities.READING, read.begin, min(read.end, launch.begin)) for read in reads]
+        steps.append(
+            activities.split_step(
+                begin, end, intervals, activities.LAUNCHING if recording.is_by_hand else activities.SCRIPT
+            )
+        )
     gradients = [(one.ready, one.end) for one in found if one.is_gradient]
     return Timeline(recording.rank, device, steps, gradients, totals)
 
@@ -191,26 +205,26 @@ def _with_gradient(operators):
 
 
 def _phases(operators, with_gradient):
-    """The part of each operator of one step on one device, in the order of their begins.
+    """The activity of each operator of one step on one device, in the order of their begins.
 
     An operator that has a gradient is forward, also after backward ones: those that need no values (of a mean), or of
     other micro-batches, may run first. One without a gradient goes with the operator before it.
     """
     last = max((one.end for one in operators if _is_backward(one)), default=float("inf"))
-    part = parts.FORWARD
+    activity = activities.FORWARD
     for one in operators:
         if _SUMS.match(one.name):
-            yield parts.SUM
+            yield activities.SUM
         elif "_update" in one.name or one.begin >= last and one.name not in with_gradient:
-            yield parts.UPDATE
+            yield activities.UPDATE
         elif one.begin >= last:
-            yield parts.FORWARD  # of the next step, on weights that are updated before the others
+            yield activities.FORWARD  # of the next step, on weights that are updated before the others
         else:
             if _is_backward(one):
-                part = parts.BACKWARD
+                activity = activities.BACKWARD
             elif one.name in with_gradient:
-                part = parts.FORWARD
-            yield part
+                activity = activities.FORWARD
+            yield activity
 
 
 class KeyExchange(NamedTuple):

@@ -1,35 +1,35 @@
-"""What a profile says in plain words: a table of parts, and findings with what to do, the costliest first."""
+"""What a profile says in plain words: a table of activities, and findings with what to do, the costliest first."""
 
 import collections
 import statistics
 import textwrap
 
-from . import parts
+from . import activities
 
-# From which share of the step on a part is worth a sentence, how that begins, and what to do.
+# From which share of the step on an activity is worth a sentence, how that begins, and what to do.
 _LONG = {
-    parts.READING: (
+    activities.READING: (
         0.05,
         "The devices wait for data",
         "read ahead in more processes or threads (DataLoader(num_workers=...)), or prepare the data once",
     ),
-    parts.SCRIPT: (
+    activities.SCRIPT: (
         0.05,
         "The devices wait for the script between two steps",
         "look at what the loop does between two steps; reading a result, with asnumpy or a metric, waits for it",
     ),
-    parts.LAUNCHING: (
+    activities.LAUNCHING: (
         0.1,
         "The devices wait for Python to launch operators",
         "write net.hybridize(static_alloc=True), or make the batch larger",
     ),
-    parts.UPDATE: (
+    activities.UPDATE: (
         0.15,
         "The update takes",
         "make the batch larger, or update less often: DataParallel(accumulate=...)",
     ),
-    parts.SUM: (0.1, "Adding up the gradients of the devices takes", "use fewer devices, or a larger batch"),
-    parts.ENGINE: (
+    activities.SUM: (0.1, "Adding up the gradients of the devices takes", "use fewer devices, or a larger batch"),
+    activities.ENGINE: (
         0.1,
         "The devices wait for MXNet's engine to start what is launched",
         "leave a core to each device (OMP_NUM_THREADS, other programs), or make the batch larger",
@@ -67,10 +67,10 @@ def findings(analysis):
             f"{_FEWEST} or more in a longer loop, or skip fewer: --skip 1 of gluon-parallel profile, or skip=1 of "
             "gp.profile."
         ]
-    sources = (_slow, _parts, _devices, _exchange, _operators, _cores, _uneven)
+    sources = (_slow, _long_activities, _devices, _exchange, _operators, _cores, _uneven)
     found = [one for source in sources for one in source(analysis)]
     if not found:
-        share = analysis.seconds(*parts.COMPUTING) / analysis.seconds()
+        share = analysis.seconds(*activities.COMPUTING) / analysis.seconds()
         found = [(0, f"The devices compute {share:.0%} of the time, and nothing stands out.")]
     return [sentence for _, sentence in sorted(found, key=lambda one: -one[0])]
 
@@ -84,7 +84,7 @@ def _slow(analysis):
     ranks: dict = collections.defaultdict(dict)  # -> seconds of each device
     for timeline in analysis.timelines:
         name = timeline.device + f" of rank {timeline.rank}" * (len(analysis.recordings) > 1)
-        ranks[timeline.rank][name] = timeline.seconds(*parts.COMPUTING)
+        ranks[timeline.rank][name] = timeline.seconds(*activities.COMPUTING)
     yield from _slower({f"Rank {rank}": max(times.values()) for rank, times in ranks.items()}, "the other processes")
     for times in ranks.values():
         yield from _slower(times, "the other devices")
@@ -103,17 +103,17 @@ def _slower(times, others):
         )
 
 
-def _parts(analysis):
-    by_hand = {parts.LAUNCHING: _LAUNCHING_BY_HAND} if analysis.recordings[0].is_by_hand else {}
-    for part, (notable, begin, advice) in {**_LONG, **by_hand}.items():
-        seconds = analysis.seconds(part)
+def _long_activities(analysis):
+    by_hand = {activities.LAUNCHING: _LAUNCHING_BY_HAND} if analysis.recordings[0].is_by_hand else {}
+    for activity, (notable, begin, advice) in {**_LONG, **by_hand}.items():
+        seconds = analysis.seconds(activity)
         share = seconds / analysis.seconds()
         if share >= notable:
             yield seconds, f"{begin} {share:.0%} of the step ({_ms(seconds)}): {advice}."
 
 
 def _devices(analysis):
-    seconds = analysis.seconds(parts.DEVICES)
+    seconds = analysis.seconds(activities.DEVICES)
     share = seconds / analysis.seconds()
     if share < _WAITING:
         return
@@ -130,7 +130,7 @@ def _devices(analysis):
 
 
 def _exchange(analysis):
-    late, transfer, step = analysis.seconds(parts.LATE), analysis.seconds(parts.TRANSFER), analysis.seconds()
+    late, transfer, step = analysis.seconds(activities.LATE), analysis.seconds(activities.TRANSFER), analysis.seconds()
     if late / step >= _WAITING:
         waited: collections.Counter = collections.Counter()  # for each rank
         for one in (one for found in analysis.exchanges for one in found):
@@ -157,17 +157,18 @@ def _exchange(analysis):
 def _operators(analysis):
     patterns = {name for one in analysis.recordings for name in one.would_convert}
     operators = analysis.operators()
-    for part in (parts.FORWARD, parts.BACKWARD):
-        whole = analysis.seconds(part)
+    for activity in (activities.FORWARD, activities.BACKWARD):
+        whole = analysis.seconds(activity)
         for pattern in sorted(patterns & set(_CONVERTED)):
             operator, title = _CONVERTED[pattern]
             names = {operator, f"_backward_{operator}"}
-            seconds = sum(time for (where, name), time in operators.items() if where == part and name in names)
+            seconds = sum(time for (where, name), time in operators.items() if where == activity and name in names)
             if seconds >= max(_OPERATOR * whole, _LEAST * analysis.seconds()):
                 yield (
                     seconds,
-                    f"{title[0].upper()}{title[1:]} takes {seconds / whole:.0%} of the {part} pass ({_ms(seconds)}), "
-                    f"and the net has {pattern}, which MXNet runs slowly on CPUs: gp.nn.convert_for_cpu(net).",
+                    f"{title[0].upper()}{title[1:]} takes {seconds / whole:.0%} of the {activity} pass "
+                    f"({_ms(seconds)}), and the net has {pattern}, which MXNet runs slowly on CPUs: "
+                    "gp.nn.convert_for_cpu(net).",
                 )
 
 
@@ -213,11 +214,11 @@ def head(analysis):
 
 
 def rows(analysis):
-    """(part, ms per step of each timeline) of the parts that take a thousandth of a step anywhere; last, of all."""
-    for part in parts.PARTS:
-        values = [timeline.seconds(part) * 1e3 for timeline in analysis.timelines]
+    """(activity, ms per step of each timeline) of those that take a thousandth of a step anywhere; last, of all."""
+    for activity in activities.ACTIVITIES:
+        values = [timeline.seconds(activity) * 1e3 for timeline in analysis.timelines]
         if max(values) >= analysis.seconds():
-            yield part, values
+            yield activity, values
     yield "together", [timeline.seconds() * 1e3 for timeline in analysis.timelines]
 
 
@@ -226,7 +227,9 @@ def summary(analysis, sentences):
     names = [analysis.name(timeline) for timeline in analysis.timelines]
     width = max(12, *(len(name) + 2 for name in names))
     lines = [head(analysis), f"{'ms per step':28}" + "".join(f"{name:>{width}}" for name in names)]
-    lines += [f"{part:28}" + "".join(f"{value:{width}.2f}" for value in values) for part, values in rows(analysis)]
+    lines += [
+        f"{activity:28}" + "".join(f"{value:{width}.2f}" for value in values) for activity, values in rows(analysis)
+    ]
     shares = ["-" if not one.exchanged else f"{one.hidden / one.exchanged:.0%}" for one in analysis.timelines]
     if any(share != "-" for share in shares):
         lines.append(f"{'exchange that is hidden':28}" + "".join(f"{share:>{width}}" for share in shares))

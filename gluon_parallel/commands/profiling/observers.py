@@ -15,7 +15,7 @@ from ...mxnet.compat import mx
 from ...mxnet.trainers import parameters_of
 from ...pipeline import Pipeline
 from ...step import DataParallel
-from .parts import READING
+from .activities import READING
 from .recording import Span
 
 _gluon = mx.gluon
@@ -76,8 +76,8 @@ def net_of(trainer):
     """The block of this program that holds most of the trainer's parameters, or None."""
     own = {id(parameter) for parameter in parameters_of(trainer)}
     blocks = [one for one in gc.get_objects() if issubclass(type(one), _gluon.Block)]
-    held = [len(own & set(map(id, block.collect_params().values()))) for block in blocks]
-    return blocks[held.index(max(held))] if any(held) else None
+    kept = [len(own & set(map(id, block.collect_params().values()))) for block in blocks]
+    return blocks[kept.index(max(kept))] if any(kept) else None
 
 
 @contextlib.contextmanager

@@ -7,8 +7,8 @@ import statistics
 from pathlib import Path
 from typing import NamedTuple
 
+from .activities import ACTIVITIES, COLOURS, COMPUTING, DEVICES, LATE, LAUNCHING, MEANING, READING, TRANSFER
 from .findings import head, rows
-from .parts import COLOURS, COMPUTING, DEVICES, LATE, LAUNCHING, MEANING, PARTS, READING, TRANSFER
 from .recording import STEP, is_exchange
 
 _NUM_OPERATORS, _NUM_LAYERS = 12, 10
@@ -29,8 +29,8 @@ def page(analysis, findings):
     return environment.get_template("page.html").render(
         colours=COLOURS, head=head(analysis), cards=_cards(analysis),
         findings=[_TYPED.split(sentence) for sentence in findings],
-        used={part: MEANING[part] for part, _ in rows(analysis) if part in MEANING},
-        bars=_mean_step_bars(analysis), parts=_parts(analysis), step=_median_step_rows(analysis),
+        used={activity: MEANING[activity] for activity, _ in rows(analysis) if activity in MEANING},
+        bars=_mean_step_bars(analysis), activities=_activity_table(analysis), step=_median_step_rows(analysis),
         steps=_step_chart(analysis), operators=_operators(analysis), layers=_layers(analysis),
     )  # fmt: skip
 
@@ -57,14 +57,17 @@ def _ranking(titles, lines):
     ]
 
 
-def _parts(analysis):
+def _activity_table(analysis):
     titles = ["ms per step", *map(analysis.name, analysis.timelines)]
-    return titles, [([part, *(f"{value:.2f}" for value in values)], None) for part, values in rows(analysis)]
+    return titles, [([activity, *(f"{value:.2f}" for value in values)], None) for activity, values in rows(analysis)]
 
 
 def _operators(analysis):
     found = list(analysis.operators().items())[:_NUM_OPERATORS]
-    lines = [([name.replace("_backward_", ""), part], [seconds], COLOURS[part]) for (part, name), seconds in found]
+    lines = [
+        ([name.replace("_backward_", ""), activity], [seconds], COLOURS[activity])
+        for (activity, name), seconds in found
+    ]
     return _ranking(["operator", "pass", "per step"], lines)
 
 
@@ -78,31 +81,31 @@ def _layers(analysis):
 class Drawing(NamedTuple):
     """A drawing in units of its own, which the page stretches to its width and to `height` pixels."""
 
-    rectangles: list  # of (part, x, y, width, height, text)
+    rectangles: list  # of (activity, x, y, width, height, text)
     width: float
     depth: float  # from top to bottom
     height: int  # on the page, in pixels
 
 
 def _bar(pieces, whole, height=26):
-    """A horizontal bar, `height` pixels high, of pieces (part, begin, end, text); its right end is at `whole`."""
+    """A horizontal bar, `height` pixels high, of pieces (activity, begin, end, text); its right end is at `whole`."""
     scale = _WIDTH / whole
     rectangles = [
-        (part, begin * scale, 0, (end - begin) * scale, 1, text)
-        for part, begin, end, text in pieces
+        (activity, begin * scale, 0, (end - begin) * scale, 1, text)
+        for activity, begin, end, text in pieces
         if (end - begin) * scale >= 0.1  # narrower ones cannot be seen
     ]
     return Drawing(rectangles, _WIDTH, 1, height)
 
 
 def _mean_step_bars(analysis):
-    """(name, drawing, duration) for each device: the mean duration of each part of a step."""
+    """(name, drawing, duration) for each device: the mean duration of each activity of a step."""
     longest = max(timeline.seconds() for timeline in analysis.timelines)
     for timeline in analysis.timelines:
         begin, pieces = 0.0, []
-        for part in PARTS:
-            seconds = timeline.seconds(part)
-            pieces.append((part, begin, begin + seconds, f"{part}: {seconds * 1e3:.2f} ms"))
+        for activity in ACTIVITIES:
+            seconds = timeline.seconds(activity)
+            pieces.append((activity, begin, begin + seconds, f"{activity}: {seconds * 1e3:.2f} ms"))
             begin += seconds
         yield analysis.name(timeline), _bar(pieces, longest), f"{timeline.seconds() * 1e3:.1f} ms"
 
@@ -118,10 +121,10 @@ def _median_step_rows(analysis):
     end = max(timeline.steps[number][-1].end for timeline in analysis.timelines)
 
     def bar_of_step(intervals, height=26):
-        inside = [(part, max(first, begin), min(last, end)) for part, first, last in intervals]
+        inside = [(activity, max(first, begin), min(last, end)) for activity, first, last in intervals]
         pieces = [
-            (part, first - begin, last - begin, f"{part}: {(last - first) / 1e6:.2f} ms")
-            for part, first, last in inside
+            (activity, first - begin, last - begin, f"{activity}: {(last - first) / 1e6:.2f} ms")
+            for activity, first, last in inside
             if first < last
         ]
         return _bar(pieces, end - begin, height)
@@ -144,22 +147,22 @@ def _median_step_rows(analysis):
 
 
 def _step_chart(analysis):
-    """A column for each step, with the parts' mean over all devices: {"drawing", "scale": texts beside it}."""
+    """A column for each step, with the activities' mean over all devices: {"drawing", "scale": texts beside it}."""
     columns = []
     for number in range(analysis.num_steps):
-        totals = dict.fromkeys(PARTS, 0.0)
+        totals = dict.fromkeys(ACTIVITIES, 0.0)
         for timeline in analysis.timelines:
-            for part, begin, end in timeline.steps[number]:
-                totals[part] += (end - begin) / 1e6 / len(analysis.timelines)
+            for activity, begin, end in timeline.steps[number]:
+                totals[activity] += (end - begin) / 1e6 / len(analysis.timelines)
         columns.append(totals)
     highest = max(sum(totals.values()) for totals in columns)
     rectangles = []
     for number, totals in enumerate(columns):
         top = highest
-        for part in PARTS:
-            top -= totals[part]
-            text = f"step {number + 1}, {part}: {totals[part]:.2f} ms"
-            rectangles.append((part, number + 0.06, top, 0.88, totals[part], text))
+        for activity in ACTIVITIES:
+            top -= totals[activity]
+            text = f"step {number + 1}, {activity}: {totals[activity]:.2f} ms"
+            rectangles.append((activity, number + 0.06, top, 0.88, totals[activity], text))
     drawing = Drawing(rectangles, len(columns), round(highest, 3), 180)
     return {"drawing": drawing, "scale": [f"{highest:.1f} ms", f"{highest / 2:.1f}", "0"]}
 

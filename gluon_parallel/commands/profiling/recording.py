@@ -39,7 +39,7 @@ class Operator(NamedTuple):
 class Span(NamedTuple):
     """What a Python thread did."""
 
-    what: str  # STEP or parts.READING
+    what: str  # STEP or activities.READING
     begin: int
     end: int
 

@@ -19,7 +19,7 @@ from ...mxnet.engine import mark
 from ...mxnet.trainers import parameters_of, store_of, updates_on_store
 from ...nn import would_convert
 from ...nn.sync_batch_norm.measured import recorded as recorded_passes
-from ...nn.sync_batch_norm.sync_group import all_groups
+from ...nn.sync_batch_norm.sync_group import all_sync_groups
 from ...pipeline import Pipeline
 from . import observers
 from .analysis import Analysis
@@ -103,7 +103,7 @@ class Session:
         made.host, made.is_by_hand, made.num_cores = host(), net is None, num_logical()
         made.devices = [str(device) for device in devices]
         with contextlib.ExitStack() as stack:
-            made.passes = stack.enter_context(recorded_passes(all_groups()))
+            made.passes = stack.enter_context(recorded_passes(all_sync_groups()))
             made.operators = stack.enter_context(recorded(devices))
             self._recording = stack.pop_all()
         made.processor, made.idle = -observers.processor_seconds(), -observers.idle_seconds()

@@ -101,21 +101,21 @@ def read_csv(path: Path) -> Texts:
 
 def _imdb(folder: Path, download: bool) -> Dataset[Texts]:
     """IMDB: 25,000 + 25,000 film reviews, each a file in the archive in `folder` or in the unpacked ``aclImdb``."""
-    place = obtain("imdb", IMDB, folder, download, also=["aclImdb"], embedded="before_after")
+    path = obtain("imdb", IMDB, folder, download, also=["aclImdb"], embedded="before_after")
     found: dict[str, list[tuple[str, int, str]]] = {"train": [], "test": []}
-    for name, content in read_files(place, r"(train|test)/(neg|pos)/([^/]*\.txt)", _MOST_BYTES, "IMDB"):
+    for name, content in read_files(path, r"(train|test)/(neg|pos)/([^/]*\.txt)", _MOST_BYTES, "IMDB"):
         part, kind, file = name.groups()
         try:
             # Reviews came as web pages, with breaks between paragraphs.
             text = content.decode("utf-8").replace("<br />", " ")
         except UnicodeDecodeError as error:
-            raise DatasetCorrupt(f"{place}, {part}/{kind}/{file}: not a text in UTF-8 ({error})") from error
+            raise DatasetCorrupt(f"{path}, {part}/{kind}/{file}: not a text in UTF-8 ({error})") from error
         found[part].append((f"{kind}/{file}", _LABELS[kind], text))
     parts = []
     for part, reviews in found.items():
         for kind, label in _LABELS.items():
             if label not in {review[1] for review in reviews}:
-                raise DatasetCorrupt(f"{place}: no reviews in {part}/{kind}; replace it by the published {IMDB.name}")
+                raise DatasetCorrupt(f"{path}: no reviews in {part}/{kind}; replace it by the published {IMDB.name}")
         _, labels, texts = zip(*sorted(reviews))  # by folder and name, whatever order the archive has
         parts.append(Texts(texts, np.array(labels, np.int32)))
     train, test = parts

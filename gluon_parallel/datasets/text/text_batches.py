@@ -90,15 +90,15 @@ class TextBatches(Loader):
         self._lengths = np.array([len(text) for text in self._texts])
         self._pool, self._multiple = pool, multiple
 
-    def _cut(self, random):
+    def _global_batches(self, random):
         """Texts of similar length go together, among as many as `pool` batches hold."""
-        batches = super()._cut(random)
+        batches = super()._global_batches(random)
         if not self._shuffle:
             return batches
         chosen = []
         for first in range(0, len(batches), self._pool):
             part = np.concatenate(batches[first : first + self._pool])
-            chosen += self._slices(part[np.argsort(self._lengths[part], kind="stable")])
+            chosen += self._in_batches(part[np.argsort(self._lengths[part], kind="stable")])
         return [chosen[index] for index in random.permutation(len(chosen))]
 
     def _read(self, epoch, numbers):
@@ -110,7 +110,7 @@ class TextBatches(Loader):
             yield (tokens, self._lengths[mine].astype(np.float32)), self._labels[mine]
 
 
-def cut(lengths, num_shards: int) -> list[int]:
+def shard_ends(lengths, num_shards: int) -> list[int]:
     """The ends of at most `num_shards` shards of texts, sorted from long to short, of which the largest costs least.
 
     A shard costs its number of texts times the length of its longest one, for that is what its device computes.
@@ -158,7 +158,7 @@ def split_by_tokens(data, devices) -> list:
     labels = map_arrays(np.asarray, labels)
     order = np.argsort(-lengths, kind="stable")
     shards, start = [], 0
-    for end, device in zip(cut(lengths[order], len(devices)), devices):
+    for end, device in zip(shard_ends(lengths[order], len(devices)), devices):
         chosen = order[start:end]
         longest = int(lengths[chosen].max())
         own_labels = map_arrays(operator.itemgetter(chosen), labels)

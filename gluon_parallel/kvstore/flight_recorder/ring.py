@@ -21,7 +21,7 @@ from ...native.records import C, address_of
 from .. import reserved_keys
 
 _KINDS = {"s": "sum", "b": "broadcast", "g": "gather", "u": "push", "d": "pull", "x": "push and pull", "a": "parts",
-          "p": "sum, parts", "q": "sum, results"}  # fmt: skip  # else agreement
+          "p": "sum, shards", "q": "sum, results"}  # fmt: skip  # else agreement
 _RESERVED = {value: name.lower().replace("_", " ") for name, value in vars(reserved_keys).items() if name.isupper()}
 NUM_WORDS = ctypes.sizeof(C.RecorderMemory) // 8
 _NAME = re.compile(r"([\d.]+)([a-z]):(.*)", re.DOTALL)
@@ -61,19 +61,19 @@ class Recorder:
         self.rank, self.size = 0, 1
         self.progress: Any = None  # the progress engine of this process, which knows what came from the others
         self.others: dict = {}  # rank -> memory of that process's recorder, where this one can read it
-        self.members: dict = {}  # number of a store of a part of the processes -> their ranks, if this is one of them
+        self.members: dict = {}  # number of a store of some of the processes -> their ranks, if this is one of them
         self.stack = 0  # number of the file with the stack of the main thread, see `stack.listen`
         self._labels: dict = {}
         self._kept: Any = None
         self._known: dict = {}  # name -> [its number, how often it was begun]
-        self.place = C.RecorderPlace()  # the C library is given its address
+        self.record = C.Recorder()  # the C library is given its address
         self._use(np.zeros(NUM_WORDS, np.int64))
         self.number_of("more than there is place for")  # number 0: the name of all exchanges when the table is full
 
     def _use(self, memory: Any) -> None:
         self.memory = memory  # (NUM_WORDS,) int64
         self._record = C.RecorderMemory.from_buffer(memory)
-        self.place.memory = address_of(memory)
+        self.record.memory = address_of(memory)
 
     def move_to(self, memories: Sequence[Any]) -> None:
         """Record in ``memories[rank]`` from now on, where others can read it, as this one reads theirs unless None."""
@@ -105,11 +105,11 @@ class Recorder:
         """
         known = self._known.get(name) or self._number_name(name)
         known[1] = known[1] + 1 if call is None else call
-        return _begin(address_of(self.place), known[0], known[1], size)
+        return _begin(address_of(self.record), known[0], known[1], size)
 
     def end(self, number: int, gave_up: bool = False) -> None:
         """Record that it is done, or was given up, unless so much was recorded since that its entry is gone."""
-        _end(address_of(self.place), number, C.GAVE_UP if gave_up else 0)
+        _end(address_of(self.record), number, C.GAVE_UP if gave_up else 0)
 
     def number_of(self, kind: str, key: Hashable = "", label: str = "") -> int:
         """The number by which the C library names this."""
@@ -268,7 +268,7 @@ class _ExchangeRecord:
     """One exchange at a time of one key and kind; there are several if they are under way at once."""
 
     def __init__(self, name: int) -> None:
-        self.record = C.RecordedExchange(place=address_of(RECORDER.place), name=name)
+        self.record = C.RecordedExchange(recorder=address_of(RECORDER.record), name=name)
         _records.append(self.record)
         self._arrays: list = []  # of the last time
 

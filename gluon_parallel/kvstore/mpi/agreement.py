@@ -47,9 +47,9 @@ class ProcessGroup:
 
     def __init__(self, progress: Any, comm: Any, ranks: Sequence[int], kinds: tuple[int, int]) -> None:
         self.progress, self.comm, self.ranks, self._kinds = progress, comm, ranks, kinds
-        self.place = place = ranks.index(progress.rank)
-        self._parent = ranks[(place - 1) // 2] if place else None
-        self._children = [ranks[child] for child in (2 * place + 1, 2 * place + 2) if child < len(ranks)]
+        self.rank = rank = ranks.index(progress.rank)
+        self._parent = ranks[(rank - 1) // 2] if rank else None
+        self._children = [ranks[child] for child in (2 * rank + 1, 2 * rank + 2) if child < len(ranks)]
         self._mine: dict = {}  # name -> deque of the exchanges that this process has announced
         self._theirs: dict = {}  # (name, child) -> deque of the signatures that all below that child have announced
         self.tags = itertools.count(PACKET + 1)  # MPI's, for operations that are made in the same order everywhere

@@ -66,7 +66,7 @@ class LostWorkers:
         num_exchanges = sum(sum(self._count(name).values()) for name in list(progress.counts))
         elsewhere = {
             other.ranks[rank]
-            for other in progress.engines
+            for other in progress.progress_engines
             if other is not progress
             for rank in other.lost.waited_for.union(*(exchange.ranks_missing() for exchange in other.active()))
         }
@@ -140,7 +140,7 @@ class LostWorkers:
         progress, found = self._progress, set[int]()
         for rank in ranks:
             elsewhere = self._accounts.get(rank, _NOTHING).elsewhere
-            found |= {place for place in progress.others if progress.ranks[place] in elsewhere} or {rank}
+            found |= {rank for rank in progress.others if progress.ranks[rank] in elsewhere} or {rank}
         return found
 
     def ahead(self, rank: int) -> list[bytes]:

@@ -167,8 +167,8 @@ class PairwiseExchange(Operation):
     ) -> None:
         super().__init__(group, name, signature, [("", (), None if result is None else self._add_up)], source.nbytes)
         num, mpi, self._tag = len(group.ranks), group.progress.mpi, next(group.tags)
-        self._others = [rank for rank in range(num) if rank != group.place]
-        self._own = 0 if num == 2 else group.place
+        self._others = [rank for rank in range(num) if rank != group.rank]
+        self._own = 0 if num == 2 else group.rank
         self._source, self._result, self._sent_from = source, result, 0
         arrays = self._arrays = [np.empty_like(source) for _ in self._others]
         self.rows = np.array([address_of(row) for row in (*arrays[: self._own], source, *arrays[self._own :])])

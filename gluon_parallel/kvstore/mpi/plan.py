@@ -79,7 +79,7 @@ class SumPlan(Plan):
         pushed: list[tuple[SharedSum, int]] = []
         to_host: list[Callable[[], Any]] = []
         in_python, from_host, of_rows = to_host[:], to_host[:], to_host[:]
-        self.buckets = self._planned_buckets()
+        self.buckets = self._assigned_buckets()
         for numbers in self.buckets:
             key, priority = self._keys[numbers[0]], self._priorities[min(numbers)]
             values, outs = self._values[numbers[0]], self._outs[numbers[0]]
@@ -105,10 +105,10 @@ class SumPlan(Plan):
         pushes = [Pushes(store._progress.shared, *zip(*pushed)).push] if pushed else []
         return [*to_host, *pushes, *in_python, *from_host, *of_rows]
 
-    def _planned_buckets(self) -> list[list[int]]:
+    def _assigned_buckets(self) -> list[list[int]]:
         """The numbers of the keys whose arrays travel together, from the last key on."""
         store, num = self.store, len(self._keys)
-        if not store.sums_together or num == 1:
+        if not store.uses_buckets or num == 1:
             return [[number] for number in range(num)]
 
         def kind(key: Hashable, values: Sequence[Any], outs: Sequence[Any]) -> tuple | None:
@@ -121,7 +121,7 @@ class SumPlan(Plan):
 
         kinds = list(map(kind, self._keys, self._values, self._outs))
         sizes = [0 if _are_rows(outs, outs) else outs[0].size * np.dtype(outs[0].dtype).itemsize for outs in self._outs]
-        return plan_buckets(sizes, kinds)
+        return assign_buckets(sizes, kinds)
 
     def _sums_of_bucket(self, numbers: Sequence[int]) -> KeySums:
         store, arrays = self.store, [self._outs[number][0] for number in numbers]
@@ -176,7 +176,7 @@ def _are_rows(values: Sequence[Any], outs: Sequence[Any]) -> bool:
     return all(array.stype == "row_sparse" for array in (*values, *outs))
 
 
-def plan_buckets(
+def assign_buckets(
     sizes: Sequence[float],
     kinds: Sequence[Hashable],
     order: Sequence[int] | None = None,
@@ -196,7 +196,7 @@ def plan_buckets(
         alone: bytes from which on an array has a list of its own.
 
     Example:
-        >>> plan_buckets([8, 3, 3, 3, 3, 3], ["a", "a", "b", "a", "a", None], first=6, following=9, alone=8)
+        >>> assign_buckets([8, 3, 3, 3, 3, 3], ["a", "a", "b", "a", "a", None], first=6, following=9, alone=8)
         [[5], [4, 3], [2], [1], [0]]
     """
     found: list = []

@@ -60,19 +60,19 @@ def _go_on(*arguments: Any) -> None:
 
 
 # number -> (job, rank in it) of processes that have met those of another job
-places: dict[int, tuple[str, int]] = {}
+process_names: dict[int, tuple[str, int]] = {}
 ports: dict[int, str] = {}  # number -> port of a new process that this one is about to meet
 
 
-def own_place() -> tuple[str, int]:
+def own_process_name() -> tuple[str, int]:
     """The job of this process, and its rank in it; as mpirun calls them."""
     return os.environ["PMIX_NAMESPACE"], int(os.environ["PMIX_RANK"])
 
 
 def _tell_mpi(library: ctypes.CDLL, number: int) -> None:
     """Have MPI learn that the process of that number has ended, by an event that only this process receives."""
-    own_job, own_rank = own_place()
-    job, rank = places.get(number, (own_job, number))
+    own_job, own_rank = own_process_name()
+    job, rank = process_names.get(number, (own_job, number))
     me, lost = _Process(own_job.encode(), own_rank), _Process(job.encode(), rank)
     info = _info(library, b"pmix.evproc", ctypes.byref(lost), _PROC)
     arguments = ctypes.byref(me), ctypes.c_uint8(_PROC_LOCAL), info, ctypes.c_size_t(1), None, None

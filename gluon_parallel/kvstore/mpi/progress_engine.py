@@ -51,8 +51,10 @@ class ProgressEngine:
         self.rank, self.size = comm.rank, comm.size
         # What has ended this progress engine, or that of all processes, or of a part: it ends all of them.
         self.failures: list[Exception] = [] if whole is None else whole.failures
-        self.engines: list = [] if whole is None else whole.engines  # that of all processes, and those of parts
-        self.engines.append(self)
+        self.progress_engines: list = (
+            [] if whole is None else whole.progress_engines
+        )  # that of all processes, and those of parts
+        self.progress_engines.append(self)
         self.ranks = range(self.size) if ranks is None else tuple(ranks)
         size = self.size if whole is None else len(whole.ranks)
         self.name = f"process {self.ranks[self.rank]} of {size}"  # this process, for errors
@@ -84,7 +86,7 @@ class ProgressEngine:
         """Have `function` called that calls MPI, soon."""
         self._submitted.append(function)
         # Do it here if nobody else is at it: waking the thread takes longer than a small exchange.
-        if not self._try(self._turn) or not self._idle():
+        if not self._try(self._drive_once) or not self._idle():
             self._wake()
 
     def announce(self, exchange: Any, record: Any = None) -> None:
@@ -141,7 +143,7 @@ class ProgressEngine:
             known = self._gathers[name, signature] = rows, operation, threading.Lock()
         rows, operation, lock = known
         with lock:
-            self.wait(operation, functools.partial(rows.__setitem__, group.place, vector))
+            self.wait(operation, functools.partial(rows.__setitem__, group.rank, vector))
             return rows.copy()
 
     def watch(self) -> None:
@@ -178,7 +180,7 @@ class ProgressEngine:
             self.whole._wake()
 
     def wait_for_end(self) -> None:
-        """After a failure of one of :attr:`engines`, wait until it has ended everything that was under way here."""
+        """After a failure of one of :attr:`progress_engines`, wait until all that was under way here has ended."""
         self._wake()  # this engine may not have heard of it yet
         self._has_ended.wait(self.timeout)
 
@@ -278,7 +280,7 @@ class ProgressEngine:
             if woken:  # what is submitted from here on wakes this thread once more
                 self._work.clear()
             with self._lock:
-                self._turn()
+                self._drive_once()
                 self._drive(None)
             if self.is_watching:  # exchanges through shared memory have been under way
                 quiet = 0 if woken or self.shared.pending() else quiet + 1
@@ -291,9 +293,9 @@ class ProgressEngine:
         # Where somebody waits here a layer stands still; else the devices compute, and need the core.
         backoff = Backoff(growth=1.2 if ended is not None else 1.6)
         while not (self._idle() if ended is None else ended.is_set() or self.failure is not None):
-            backoff.next(self._turn())
+            backoff.next(self._drive_once())
 
-    def _turn(self) -> bool:
+    def _drive_once(self) -> bool:
         with MPI_LOCK:
             try:
                 return self._step()

@@ -157,7 +157,7 @@ class PlainSum:
 
 
 class CompressedSum(PlainSum):
-    """Sum of an array whose parts travel in fewer bits: each process adds up one part, and sends the result to all.
+    """Sum of an array whose shards travel in fewer bits: each process adds up one, and sends the result to all.
 
     Args:
         group, name, signature: as of :class:`Operation`.
@@ -177,11 +177,11 @@ class CompressedSum(PlainSum):
         codec: Half | TwoBits,
     ) -> None:
         self._array, self._codec, self.residual = array, codec, array
-        mpi, num, self._place = group.progress.mpi, len(group.ranks), group.place
+        mpi, num, self._rank = group.progress.mpi, len(group.ranks), group.rank
         self._dtype = codec.dtype_of_sum(num, array.nbytes <= SMALL)
-        self._parts = [slice(*shard_bounds(array.size, place, num)) for place in range(num)]
-        lengths = [part.stop - part.start for part in self._parts]
-        self._mine = lengths[self._place]
+        self._shards = [slice(*shard_bounds(array.size, rank, num)) for rank in range(num)]
+        lengths = [shard.stop - shard.start for shard in self._shards]
+        self._mine = lengths[self._rank]
         outgoing, self._outgoing = _pieces(map(codec.num_bytes, lengths))
         incoming, self._incoming = _pieces([codec.num_bytes(self._mine)] * num)
         results, self._results = _pieces([length * self._dtype.itemsize for length in lengths])
@@ -197,17 +197,17 @@ class CompressedSum(PlainSum):
 
     def encode(self) -> None:
         """Encode what the array holds."""
-        for part, piece in zip(self._parts, self._outgoing):
-            piece[:] = self._codec.encode(self._array[part], self.residual[part])
+        for shard, piece in zip(self._shards, self._outgoing):
+            piece[:] = self._codec.encode(self._array[shard], self.residual[shard])
 
     def _add_up(self) -> None:
         with np.errstate(all="ignore"):  # an infinite gradient is the caller's to find
             rows = (self._codec.decode(piece, self._mine) for piece in self._incoming)
-            self._results[self._place][:] = bytes_of(narrowed(functools.reduce(np.add, rows), self._dtype))
+            self._results[self._rank][:] = bytes_of(narrowed(functools.reduce(np.add, rows), self._dtype))
 
     def read(self, out: np.ndarray) -> None:
-        for part, piece in zip(self._parts, self._results):
-            out[part] = narrowed(np.float32(self._codec.scale) * widened(piece.view(self._dtype)), out.dtype)
+        for shard, piece in zip(self._shards, self._results):
+            out[shard] = narrowed(np.float32(self._codec.scale) * widened(piece.view(self._dtype)), out.dtype)
 
 
 def _pieces(sizes: Iterable[int]) -> tuple[tuple[np.ndarray, list[int], list[int]], list[np.ndarray]]:
@@ -232,8 +232,8 @@ def rows_of(array: Any) -> np.ndarray:
     return rows
 
 
-def add_up(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """The sum of arrays that have the rows `parts`: each row that one of them has, added in their order.
+def add_up(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """The sum of arrays of rows: each row that one of them has, added in their order.
 
     Example:
         >>> import mxnet as mx
@@ -241,12 +241,12 @@ def add_up(parts: Sequence[np.ndarray]) -> np.ndarray:
         >>> add_up([one, two])["values"].tolist()
         [[2.0], [4.0]]
     """
-    numbers = np.unique(np.concatenate([part["number"] for part in parts]))
-    total = np.zeros(len(numbers), parts[0].dtype)
+    numbers = np.unique(np.concatenate([array["number"] for array in arrays]))
+    total = np.zeros(len(numbers), arrays[0].dtype)
     total["number"] = numbers
     with np.errstate(all="ignore"):  # an infinite gradient is the caller's to find
-        for part in parts:
-            total["values"][np.searchsorted(numbers, part["number"])] += part["values"]
+        for array in arrays:
+            total["values"][np.searchsorted(numbers, array["number"])] += array["values"]
     return total
 
 

@@ -51,7 +51,7 @@ def _shrunk(progress: ProgressEngine) -> ProgressEngine:
     """A progress engine of the processes that are left, in the place of those that are there."""
     comm, mpi = progress.comm, progress.mpi
     deadline = time.monotonic() + _NOTICED
-    if progress not in startup.engines:
+    if progress not in startup.progress_engines:
         raise WorkerLost("a process was lost, and another training of this program has gone on without it already")
     if any(progress.lost.left.values()):
         progress.check()  # it has ended with an error, which it would raise in the others too
@@ -60,10 +60,10 @@ def _shrunk(progress: ProgressEngine) -> ProgressEngine:
             progress.check()
         time.sleep(0.005)
     with MPI_LOCK:
-        for one in startup.engines:  # whoever has noticed nothing yet does now
+        for one in startup.progress_engines:  # whoever has noticed nothing yet does now
             for group in {*one.groups.values()}:
                 group.comm.Revoke()
-    for one in startup.engines:
+    for one in startup.progress_engines:
         one.retire()
         _abandoned.extend((request, operation.used_by_mpi()) for request, operation in one.started)
         _abandoned.extend(one.messages.under_way())
@@ -71,9 +71,9 @@ def _shrunk(progress: ProgressEngine) -> ProgressEngine:
     with MPI_LOCK:
         _abandoned[:] = [entry for entry in _abandoned if not has_ended(entry[0], mpi)]
     left.Set_errhandler(mpi.ERRORS_RETURN)
-    places = mpi.Group.Translate_ranks(left.Get_group(), None, comm.Get_group())
-    after = ProgressEngine(left, progress.timeout, ranks=[progress.ranks[place] for place in places])
-    startup.engines[:] = [after]
+    ranks = mpi.Group.Translate_ranks(left.Get_group(), None, comm.Get_group())
+    after = ProgressEngine(left, progress.timeout, ranks=[progress.ranks[rank] for rank in ranks])
+    startup.progress_engines[:] = [after]
     flight_recorder.RECORDER.progress = after
     return after
 

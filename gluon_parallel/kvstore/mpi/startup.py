@@ -41,7 +41,7 @@ _UNFINISHED = (
 )
 
 _lock = threading.Lock()
-engines: list = []  # the progress engines of this process: of all processes, and of parts of them
+progress_engines: list = []  # the progress progress_engines of this process: of all processes, and of parts of them
 _reasons: list = []  # why this process will end early, the first one first
 
 
@@ -55,7 +55,7 @@ def progress_engine() -> ProgressEngine:
         WorkersDiffer: the processes run different versions.
     """
     with _lock:
-        if not engines:
+        if not progress_engines:
             limit = default_timeout()
             mpi = _mpi(limit)
             vendor, numbers = mpi.get_vendor()
@@ -69,14 +69,14 @@ def progress_engine() -> ProgressEngine:
                 follow_launcher()
             number = joins()
             progress = ProgressEngine(comm, limit, ranks=None if number is None else [number])
-            engines.append(progress)
+            progress_engines.append(progress)
             at_exit(_leave)
             flight_recorder.start(progress.ranks[progress.rank], progress.ranks[-1] + 1, progress)
             progress.shared = map_memory(progress)
-        return engines[0]
+        return progress_engines[0]
 
 
-def part_of(progress: ProgressEngine, members: Sequence[int] | None) -> ProgressEngine | None:
+def subgroup_of(progress: ProgressEngine, members: Sequence[int] | None) -> ProgressEngine | None:
     """The progress engine of a part of the processes of another one; all of them call it at the same time.
 
     `members` are the ranks in it of the part that this process belongs to; None if it belongs to none.
@@ -88,7 +88,7 @@ def part_of(progress: ProgressEngine, members: Sequence[int] | None) -> Progress
         return None
     whole, ranks = progress.whole or progress, [progress.ranks[rank] for rank in members]
     part = ProgressEngine(comm, progress.timeout, whole, ranks)
-    engines.append(part)
+    progress_engines.append(part)
     part.shared = map_memory(part)
     return part
 
@@ -225,9 +225,9 @@ def _incomplete(requests: Sequence[Any], deadline: float) -> list[int]:
 
 def _leave_group() -> None:
     """In a fork: its stores raise at once. By MPI it would send in the name of the process that it is a fork of."""
-    for progress in engines:
+    for progress in progress_engines:
         progress.disown(StoreUnavailable("store 'mpi': this is a fork of the process that has opened it. " + ALONE))
-    engines.clear()
+    progress_engines.clear()
     _reasons.clear()
 
 
@@ -245,7 +245,7 @@ def tell_others(reason: str) -> None:
     At the end of a program this happens by itself, unless it leaves through ``os._exit``. The `reason` in words is used
     unless :func:`leave_because` was told better ones.
     """
-    for progress in engines:  # none in a process that has not used MPI, which must not begin with it now
+    for progress in progress_engines:  # none in a process that has not used MPI, which must not begin with it now
         with contextlib.suppress(progress.mpi.Exception):  # of a process that has been lost meanwhile
             progress.close((*_reasons, reason)[0])
 
@@ -254,7 +254,7 @@ def _leave() -> None:
     """At the program's end: after success wait for the other processes; after a failure send them the reason alone."""
     from mpi4py import MPI
 
-    progress = engines[0]
+    progress = progress_engines[0]
     uncaught = getattr(sys, "last_value", None)  # the interpreter keeps there what it has just printed
     reason = "" if uncaught is None else f"{type(uncaught).__name__}: {uncaught}"
     if not reason and progress.others:
@@ -268,7 +268,7 @@ def _leave() -> None:
             reason = reason or f"{type(failure).__name__}: {failure}"
             LOG.error(f"gluon_parallel: {type(failure).__name__}: {failure}")
     was_done = progress.failure is None and not reason
-    for part in engines[1:]:
+    for part in progress_engines[1:]:
         part.close(reason, limit=0.0)
     try:
         missing = progress.close(reason, PATIENCE * progress.timeout)

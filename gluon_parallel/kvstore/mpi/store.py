@@ -35,14 +35,14 @@ from .python_sums import (
     rows_of,
 )  # fmt: skip
 from .regrouping import regroup
-from .shared_memory.parts import exchange_in_shared_memory
 from .shared_memory.rows import Reduction, SharedGather
+from .shared_memory.shards import exchange_in_shared_memory
 from .shared_memory.sums import KeySums
-from .startup import part_of, progress_engine
+from .startup import progress_engine, subgroup_of
 
 if TYPE_CHECKING:
     from .progress_engine import ProgressEngine
-    from .shared_memory.parts import SharedParts
+    from .shared_memory.shards import SharedShards
 
 _numbers = itertools.count()
 
@@ -68,7 +68,7 @@ class MPI(Store):
         self._progress = progress_engine() if progress is None else progress
         self.rank, self.num_workers, self.ranks = self._progress.rank, self._progress.size, self._progress.ranks
         self._number = next(_numbers) if number is None else number  # the same in all its processes
-        self._part_numbers = itertools.count()
+        self._subgroup_numbers = itertools.count()
         # What plans are made for: another object once arrays are exchanged otherwise, and within `summing_for`.
         self.settings = Compression()
         self._of_trainers: weakref.WeakKeyDictionary[Any, Compression] = weakref.WeakKeyDictionary()
@@ -76,14 +76,14 @@ class MPI(Store):
         self._signatures: dict = {}
         self._operations: dict = {}  # (name, signature, ...) -> what carries out that exchange in Python
         self._orders: dict = {}  # name -> an array that all its exchanges in Python write, which keeps them in order
-        self.parts: set[SharedParts] = set()  # those that have summed or gathered parts
+        self.shared_shards: set[SharedShards] = set()  # those that have summed or gathered shards
         shared = self._progress.shared
         if self._ending is not None:  # made for another progress engine
             self._ending.detach()
         if shared is not None:
             self._ending = weakref.finalize(self, shared.ended.append, (self._number, None))
             self._ending.atexit = False
-        self.sums_together = shared is not None and shared.num_hosts > 1  # over one host it would only add copies
+        self.uses_buckets = shared is not None and shared.num_hosts > 1  # over one host it would only add copies
 
     @property
     def library(self) -> str:
@@ -92,7 +92,7 @@ class MPI(Store):
         return f"{said}, {'sums in shared memory' if one_host else 'sums between hosts'}"
 
     def end_exchanges(self) -> None:
-        for one in self._progress.engines:
+        for one in self._progress.progress_engines:
             one.wait_for_end()
 
     def regroup(self) -> list[int]:
@@ -102,12 +102,12 @@ class MPI(Store):
         return SumPlan(self, *arguments, **options)
 
     def _sum(self, key: Hashable, values: Sequence[Any], outs: Sequence[Any], priority: int) -> None:
-        self._planned(key, (key,), (values,), (outs,), [priority])
+        self._push_plan(key, (key,), (values,), (outs,), [priority])
 
     def _sum_all(self, keys: Keys, values: Arrays, outs: Arrays, priority: int) -> None:
-        self._planned(tuple(keys), keys, values, outs, list(range(priority, priority - len(keys), -1)))
+        self._push_plan(tuple(keys), keys, values, outs, list(range(priority, priority - len(keys), -1)))
 
-    def _planned(self, name: Hashable, keys: Sequence, values: Sequence, outs: Sequence, priorities: list) -> None:
+    def _push_plan(self, name: Hashable, keys: Sequence, values: Sequence, outs: Sequence, priorities: list) -> None:
         """Push the plan of these arrays, which is that of the last time as long as they stay the same."""
         plan = self._plans.get(name)
         if plan is None or not plan.is_of(values, outs, priorities):
@@ -121,9 +121,9 @@ class MPI(Store):
         if shared is None or not shared.takes(array):
             return None
         # 2 bits stay between all processes, as each has a residual, and sends the threshold or nothing.
-        if self._compresses(key, array) and not (self.sums_together and isinstance(self.settings.compressor, Half)):
+        if self._compresses(key, array) and not (self.uses_buckets and isinstance(self.settings.compressor, Half)):
             return None
-        codec = self._codec(key, array) if self.sums_together else None
+        codec = self._codec(key, array) if self.uses_buckets else None
         kind = functools.partial(KeySums, codec=codec)
         return shared.rows_of(kind, *self._names("s", key, array), [array.size], array.dtype)
 
@@ -253,20 +253,20 @@ class MPI(Store):
             self._operations[what] = Reduction(self._progress, *what)
         return self._operations[what].reduce(message)
 
-    def sum_parts(self, keys: Keys, arrays: Arrays, bounds: Bounds) -> None:
+    def reduce_scatter(self, keys: Keys, arrays: Arrays, bounds: Bounds) -> None:
         others = exchange_in_shared_memory(self, keys, arrays, bounds, [(False, True)])
         if others:  # MPI's Reduce_scatter would add up in another order than its Allreduce
             rest = [arrays[number] for number in others]
             self._sum_all([keys[number] for number in others], rest, rest, 0)
 
-    def gather_parts(self, keys: Keys, arrays: Arrays, bounds: Bounds) -> None:
+    def gather_shards(self, keys: Keys, arrays: Arrays, bounds: Bounds) -> None:
         for number in exchange_in_shared_memory(self, keys, arrays, bounds, [(True, False)]):
             self._gather_by_mpi("a", keys[number], (), arrays[number], bounds[number], 0)
 
     def _gather_by_mpi(
         self, kind: str, key: Hashable, own: Sequence[Any], outs: Sequence[Any], bounds: Sequence[int], priority: int
     ) -> None:
-        """Each process's part of the first of `outs`, which is the array `own` if that is given, goes to all."""
+        """Each process's shard of the first of `outs`, which is the array `own` if that is given, goes to all."""
         name, signature = self._names(kind, key, outs[0])
         ends = [end * np.dtype(outs[0].dtype).itemsize for end in bounds]
         sizes = np.diff(ends).tolist()
@@ -282,9 +282,9 @@ class MPI(Store):
 
         self._start(key, name, own, outs, on, priority)
 
-    def part(self, members: Sequence[int] | None) -> MPI | None:
-        progress = part_of(self._progress, members)
-        number = f"{self._number}.{next(self._part_numbers)}"
+    def subgroup(self, members: Sequence[int] | None) -> MPI | None:
+        progress = subgroup_of(self._progress, members)
+        number = f"{self._number}.{next(self._subgroup_numbers)}"
         RECORDER.members[number] = frozenset(() if progress is None else progress.ranks)
         return None if progress is None else MPI(progress, number)
 
@@ -314,7 +314,7 @@ class MPI(Store):
             self.settings = made
         else:
             self._of_trainers[trainer] = made
-        self.parts.clear()
+        self.shared_shards.clear()
 
     @contextlib.contextmanager
     def summing_for(self, trainer: Any) -> Iterator[None]:
@@ -355,7 +355,7 @@ class MPI(Store):
         codec = self.settings.compressor if self._compresses(key, array) else CODECS.get(np.dtype(array.dtype))
         # Small arrays cost latency, not bytes, and a host's sum may be too large for float16.
         is_small = isinstance(codec, Half) and 4 * array.size <= SMALL
-        return None if is_small and self.sums_together else codec
+        return None if is_small and self.uses_buckets else codec
 
 
 def _nothing() -> None:

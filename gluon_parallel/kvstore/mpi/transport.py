@@ -151,15 +151,15 @@ class Backoff:
         if not getattr(_precise, "is_set", False):
             _libc.prctl(_TIMER_SLACK, 1000, 0, 0, 0)  # this thread's sleep ends within a microsecond, not 50
             _precise.is_set = True
-        self._turns, self._length = 0, _SHORTEST
+        self._num_idle, self._length = 0, _SHORTEST
 
     def next(self, moved: bool) -> None:
         """Wait, unless the last poll has `moved` something."""
         if moved:
-            self._turns, self._length = 0, _SHORTEST
+            self._num_idle, self._length = 0, _SHORTEST
             return
-        self._turns += 1
-        if self._turns < _PATIENCE:
+        self._num_idle += 1
+        if self._num_idle < _PATIENCE:
             _libc.sched_yield()
         else:
             time.sleep(self._length)

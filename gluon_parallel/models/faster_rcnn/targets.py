@@ -124,10 +124,10 @@ class Targets:
 
 def _draw(chosen: np.ndarray, kind: int, most: int, random: np.random.RandomState) -> int:
     """Leave at most so many of a kind in `chosen`, drawn without preference; returns how many there are now."""
-    places = np.flatnonzero(chosen == kind)
-    if len(places) > most:
-        chosen[random.permutation(places)[most:]] = 0
-    return min(len(places), most)
+    indices = np.flatnonzero(chosen == kind)
+    if len(indices) > most:
+        chosen[random.permutation(indices)[most:]] = 0
+    return min(len(indices), most)
 
 
 def anchors_of(net: Any) -> Callable[[int, int], np.ndarray]:
@@ -152,11 +152,11 @@ _IGNORE, _NEGATIVE, _POSITIVE = 0, -1, 1
 
 
 class Chosen(NamedTuple):
-    """Of one image: S sampled proposals, of which the first P of an order by `places` may be positive."""
+    """Of one image: S sampled proposals, of which the first P of an order by `indices` may be positive."""
 
     rois: np.ndarray  # (S, 4)
     classes: np.ndarray  # (S,) 0 background, 1 + class, -1 does not count
-    places: np.ndarray  # (P,) which of the S have the boxes below
+    indices: np.ndarray  # (P,) which of the S have the boxes below
     boxes: np.ndarray  # (P, C, 4) encoded
     mask: np.ndarray  # (P, C, 4) 1 where a box counts: the proposal is positive, and the class is its own
 
@@ -193,7 +193,7 @@ class Chooser:
         shuffled = np.argsort(draws[: len(rois)], kind="stable")
         # Positives first, as many as may be, and negatives where there are too few ...
         first = _by(kinds[shuffled], (_POSITIVE, _NEGATIVE, _IGNORE))[: self._max_positive]
-        # ... then negatives, and positives where there are too few, from behind as many shuffled places.
+        # ... then negatives, and positives where there are too few, from behind as many shuffled indices.
         rest = shuffled[self._max_positive :]
         second = _by(kinds[rest], (_NEGATIVE, _POSITIVE, _IGNORE))[: self.num_sample - self._max_positive]
         chosen = np.concatenate([shuffled[first], rest[second]])
@@ -205,12 +205,12 @@ class Chooser:
         target = np.where(kinds == _POSITIVE, own + 1, np.where(kinds == _NEGATIVE, 0, -1))
         with np.errstate(divide="ignore", invalid="ignore"):  # padding has no area; the encoder leaves it out
             encoded, mask = self._encode(kinds[None], matches[None], rois[None], boxes[None])
-        places = _by(kinds == _POSITIVE, (True, False))[: self.num_boxes]
-        same = own[places, None] == np.arange(self.num_class)  # (P, C)
-        repeated = np.broadcast_to(encoded[0][places][:, None], (len(places), self.num_class, 4))
-        return Chosen(rois, target, places, repeated, mask[0][places][:, None] * same[..., None])
+        indices = _by(kinds == _POSITIVE, (True, False))[: self.num_boxes]
+        same = own[indices, None] == np.arange(self.num_class)  # (P, C)
+        repeated = np.broadcast_to(encoded[0][indices][:, None], (len(indices), self.num_class, 4))
+        return Chosen(rois, target, indices, repeated, mask[0][indices][:, None] * same[..., None])
 
 
 def _by(kinds, order):
-    """The places of `kinds`, those of the first kind in `order` before those of the second; otherwise as they are."""
+    """The indices of `kinds`, those of the first kind in `order` before those of the second; otherwise as they are."""
     return np.concatenate([np.flatnonzero(kinds == kind) for kind in order])

@@ -45,8 +45,8 @@ class Training(mx.gluon.Block):
         """See :class:`Training`."""
         rpn_score, rpn_box, scores, rois, *features = self.proposals(images)
         with mx.autograd.pause(train_mode=True):
-            chosen_rois, places, class_target, box_target, box_mask = self._choose(rois, scores, boxes, classes, draws)
-        class_score, box = self.head(chosen_rois, places, *features[: self._num_pooled])
+            chosen_rois, indices, class_target, box_target, box_mask = self._choose(rois, scores, boxes, classes, draws)
+        class_score, box = self.head(chosen_rois, indices, *features[: self._num_pooled])
         return (
             rpn_score,
             rpn_box,
@@ -73,12 +73,12 @@ class Training(mx.gluon.Block):
             for image, (rois, scores, boxes, classes, draws) in enumerate(zip(*map(view, read))):
                 chosen = self._choose_one(rois, scores[:, 0], boxes, classes[:, 0], draws)
                 results[0][image, :, 0], results[0][image, :, 1:] = image, chosen.rois
-                results[1][image] = chosen.places + image * num_sample
+                results[1][image] = chosen.indices + image * num_sample
                 results[2][image], results[3][image], results[4][image] = chosen.classes, chosen.boxes, chosen.mask
 
         push(choose, read, write, where, name="choose proposals")
-        rois, places, *targets = (array.as_in_context(home) for array in write)
-        return rois.reshape((-1, 5)), places.reshape((-1,)), *targets
+        rois, indices, *targets = (array.as_in_context(home) for array in write)
+        return rois.reshape((-1, 5)), indices.reshape((-1,)), *targets
 
 
 class _Proposals(mx.gluon.HybridBlock):

@@ -58,7 +58,7 @@ def load(folder: Path, names: Iterable[str]) -> dict[str, str]:
     import ctypes  # here: the doctor imports this file also in a Python that was built without it
 
     missing = {}
-    order = {name: place for place, name in enumerate(WHEELS)}  # in which they can be loaded; others come last
+    order = {name: index for index, name in enumerate(WHEELS)}  # in which they can be loaded; others come last
     for name in sorted(names, key=lambda name: order.get(name, len(order))):
         path = next(_places(name, folder), name)
         paths = [path]
@@ -76,8 +76,8 @@ def load(folder: Path, names: Iterable[str]) -> dict[str, str]:
 def _places(name: str, folder: Path) -> Iterator[str]:
     """Paths of a library: beside MXNet's, then in NVIDIA's wheels on ``sys.path``."""
     yield from glob.glob(os.path.join(glob.escape(str(folder)), name))
-    for place in sys.path:
-        yield from glob.glob(os.path.join(glob.escape(place), "nvidia", "*", "lib", name))
+    for index in sys.path:
+        yield from glob.glob(os.path.join(glob.escape(index), "nvidia", "*", "lib", name))
 
 
 def from_wheels(name: str, folder: Path) -> bool:

@@ -20,7 +20,7 @@ from ...mxnet.compat import mx
 from ...mxnet.device_threads.thread import thread_of
 from ..blocks import blocks_of
 from .layer import SyncBatchNorm
-from .participants import groups_of, restart
+from .participants import restart, sync_groups_of
 
 _NAME = "a training step in which a process has no samples"  # for errors
 _ADVICE = (
@@ -134,14 +134,14 @@ class Join:
         while True:
             rows = self._gather_other_than(rows)
             words = rows[:, 1:].reshape(len(rows), len(self._layers), 2, 2)
-            for place, (group, layer) in enumerate(self._layers.items()):
+            for index, (group, layer) in enumerate(self._layers.items()):
                 members = [ranks.index(rank) for rank in contract(group.store).ranks if rank in ranks]
                 for direction, exchange in enumerate(group.exchanges):
-                    number = max(words[members, place, direction, 0])
+                    number = max(words[members, index, direction, 0])
                     if number == begun[group][direction]:
                         continue
                     # Backward passes of one layer may have another order on each process.
-                    calls = [call for one, call in words[members, place, direction] if one == number]
+                    calls = [call for one, call in words[members, index, direction] if one == number]
                     call = next((call for call in calls if not direction or (group, call) not in backward), None)
                     if call is None:
                         continue
@@ -187,7 +187,7 @@ class Join:
 def refuse_graphs(net: mx.gluon.Block) -> None:
     """Refuse a net with a graph without its layers, whose momentum is not known here, in a step without samples."""
     known = {block.sync_group for block in blocks_of(net) if isinstance(block, SyncBatchNorm)}
-    for group in groups_of(net):
+    for group in sync_groups_of(net):
         if group.spans_processes and group not in known:
             raise BarrierBroken(f"{group.name}: a graph without its Gluon layers cannot leave out a step; split evenly")
 

@@ -26,7 +26,7 @@ from ...native.records import C, address_of
 from ..rewrite_graph import attribute_value
 from . import operator_graphs
 from .rendezvous import named
-from .sync_group import SyncGroup, groups_by_token
+from .sync_group import SyncGroup, sync_groups_by_token
 
 NAME = "gluon_parallel_sync_batch_norm"
 
@@ -44,7 +44,7 @@ class Settings(NamedTuple):
 
     def group(self) -> SyncGroup:
         """The layer's sync group."""
-        group = groups_by_token.get(self.token)
+        group = sync_groups_by_token.get(self.token)
         if group is None:
             raise BarrierBroken(
                 "this graph was made by a SyncBatchNorm layer that no longer exists here; keep the net alive while it "

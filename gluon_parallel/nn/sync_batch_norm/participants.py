@@ -17,26 +17,26 @@ from ...mxnet.device_threads.thread import here
 from ...mxnet.engine import failures, functions
 from ...split import as_devices
 from ..blocks import blocks_of
-from .sync_group import GROUPS, SyncGroup, all_groups, groups_by_token
+from .sync_group import GROUPS, SyncGroup, all_sync_groups, sync_groups_by_token
 
 STATISTICS = ("running_mean", "running_var", "moving_mean", "moving_var")  # ends of their parameters' names
 _restarting = threading.Lock()
 
 
-def groups_of(net: mx.gluon.Block) -> list[SyncGroup]:
+def sync_groups_of(net: mx.gluon.Block) -> list[SyncGroup]:
     """The sync groups of `net`, found at its running means; those of an imported graph exist after its first run."""
-    if not groups_by_token:  # most nets have none; every step asks
+    if not sync_groups_by_token:  # most nets have none; every step asks
         return []
     found = [GROUPS.of(parameter) for parameter in net.collect_params().values()]
     return list(dict.fromkeys(group for group in found if group is not None))
 
 
-def waiting_groups(net: mx.gluon.Block) -> list[SyncGroup]:
+def waiting_sync_groups(net: mx.gluon.Block) -> list[SyncGroup]:
     """The sync groups of `net` whose devices wait for each other in training: all but those of `use_global_stats`."""
     layers = [block for block in blocks_of(net) if isinstance(getattr(block, "sync_group", None), SyncGroup)]
     waiting = {layer.sync_group for layer in layers if not options_of(layer)["use_global_stats"]}
     constant = {layer.sync_group for layer in layers} - waiting
-    return [group for group in groups_of(net) if group not in constant]
+    return [group for group in sync_groups_of(net) if group not in constant]
 
 
 @contextlib.contextmanager
@@ -63,7 +63,7 @@ def participants(net: mx.gluon.Block, devices: Iterable[mx.Context]) -> Iterator
         ...     with mx.autograd.record():
         ...         outputs = [net(shard) for shard in shards]
     """
-    groups, devices, fewer = groups_of(net), as_devices(devices), False
+    groups, devices, fewer = sync_groups_of(net), as_devices(devices), False
     names = frozenset(map(str, devices))
     restart_if_needed(groups)
     try:
@@ -166,7 +166,7 @@ def restart_if_needed(groups: Collection[SyncGroup]) -> None:
         restart()
     error = _take_unreported(groups)
     if error is not None:
-        for group in all_groups():
+        for group in all_sync_groups():
             if group.is_launched_in_part():  # its other devices will not come
                 group.abandon(error)
         raise failures.fresh(error)
@@ -186,7 +186,7 @@ def _take_unreported(groups: Collection[SyncGroup]) -> BaseException | None:
 
 
 def _failed_groups() -> list[SyncGroup]:
-    return [group for group in groups_by_token.values() if group.rendezvous.failure is not None]
+    return [group for group in sync_groups_by_token.values() if group.rendezvous.failure is not None]
 
 
 def restart() -> None:
@@ -195,7 +195,7 @@ def restart() -> None:
     A failure that nobody has seen stays in ``group.unreported``, for the next step to raise.
     """
     with _restarting:
-        before, moved = _failed_groups(), [group for group in all_groups() if group.has_moved()]
+        before, moved = _failed_groups(), [group for group in all_sync_groups() if group.has_moved()]
         if not before and not moved:
             return  # another device's thread has been here, and may have launched its pass
         reported = {group for group in before if failures.is_reported(group.rendezvous.failure)}
@@ -221,7 +221,9 @@ def forget_failures() -> None:
     of the user's, which nobody has read, is still raised by the next :func:`.failures.check`.
     """
     drain()
-    for group in all_groups():  # also those that exchange with no other process: what they have read may have failed
+    for (
+        group
+    ) in all_sync_groups():  # also those that exchange with no other process: what they have read may have failed
         group.unreported = []
         if group.rendezvous.failure is not None:
             failures.mark_reported(group.rendezvous.failure)

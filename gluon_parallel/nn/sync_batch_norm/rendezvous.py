@@ -46,7 +46,7 @@ class Rendezvous:
         self.mutex = new_mutex()
         self.record = C.Layer(mutex=address_of(self.mutex), is_open=1, patience=int(_PATIENCE * 1e9))
         self.address = address_of(self.record)
-        self.record.recorder = address_of(RECORDER.place)
+        self.record.recorder = address_of(RECORDER.record)
         self.record.names[:] = [RECORDER.number_of("rendezvous", label=f"{name}, {one}") for one in DIRECTIONS]
         self.names: list[str] = []
         self.failure: BaseException | Any = None  # the error with which an exchange has failed; None while it is open
@@ -87,7 +87,7 @@ class Rendezvous:
             self.record.processes[direction] = address_of(record)
 
     def leave_processes(self) -> None:
-        """Exchange with no other process any more, and count calls anew; nothing is in flight."""
+        """StatisticsExchange with no other process any more, and count calls anew; nothing is in flight."""
         with locked(self.mutex):
             self.record.processes[:] = [0, 0]
             self.record.spans_processes = self.record.earlier_calls = 0

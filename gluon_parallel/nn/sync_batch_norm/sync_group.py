@@ -17,7 +17,7 @@ import numpy as np
 from ...errors import DeviceNotLaunched
 from ...kvstore import check_sync_group, separate_training, sync_group
 from ...kvstore.environment import default_timeout
-from ...kvstore.exchange import Exchange, open_store
+from ...kvstore.exchange import StatisticsExchange, open_store
 from ...mxnet import engine
 from ...mxnet.attached import Attached
 from ...mxnet.compat import mx
@@ -35,7 +35,7 @@ _LOOP = """Launch all devices before you read a result of one:
 HANDED_OVER = "handed over"  # instead of a store's name, in a graph's marks
 # A custom operator is given nothing but strings, so it finds its group by a token. Weak, so that a group lives as long
 # as its running mean.
-groups_by_token: weakref.WeakValueDictionary[str, SyncGroup] = weakref.WeakValueDictionary()
+sync_groups_by_token: weakref.WeakValueDictionary[str, SyncGroup] = weakref.WeakValueDictionary()
 # Of the running means of layers: layers that share it share the group, and it cannot be copied.
 GROUPS: Attached[SyncGroup] = Attached("sync_group", is_copied=True)
 stores: dict[str, object] = {}  # of marks in graphs, by token: JSON cannot hold them
@@ -76,7 +76,7 @@ class SyncGroup:
         self.unreported: list[BaseException] = []
         self._watched: tuple = None, None  # the key that is waited at, and what watches it
         self._parameter: Any = (lambda: None) if parameter is None else weakref.ref(parameter)
-        self._exchanges: dict[str, Exchange] = {}
+        self._exchanges: dict[str, StatisticsExchange] = {}
         self._are_open = False  # at the store, for this number of channels
         self.store: Any = None
         self.whole: Any = None  # the store of which `store` is a part, or the same
@@ -86,7 +86,7 @@ class SyncGroup:
             separate_training.note(
                 "SyncBatchNorm", False, "takes the statistics of this process alone (write kvstore=store)"
             )
-        groups_by_token[self.token] = self
+        sync_groups_by_token[self.token] = self
 
     def connect(self, store: Any) -> None:
         """Meet the other processes of the group through `store`; before the first training call, and in all of them."""
@@ -95,7 +95,7 @@ class SyncGroup:
             separate_training.note("SyncBatchNorm", True, "")
         if self.store.num_workers > 1:
             for direction in DIRECTIONS:
-                self._exchanges[direction] = Exchange(self.store, f"{self.name}, {direction}", self.timeout)
+                self._exchanges[direction] = StatisticsExchange(self.store, f"{self.name}, {direction}", self.timeout)
             self.rendezvous.record.spans_processes = 1
 
     def reconnect(self, store: Any) -> None:
@@ -107,7 +107,7 @@ class SyncGroup:
         self.connect(store)
 
     @property
-    def exchanges(self) -> list[Exchange]:
+    def exchanges(self) -> list[StatisticsExchange]:
         """Those with other processes, forward and backward; none where there are no others."""
         return list(self._exchanges.values())
 
@@ -225,9 +225,9 @@ _failing = threading.Lock()
 _BETWEEN = 0.01  # seconds
 
 
-def all_groups() -> list[SyncGroup]:
+def all_sync_groups() -> list[SyncGroup]:
     """The groups of all layers that live."""
-    return list(groups_by_token.values())
+    return list(sync_groups_by_token.values())
 
 
 def group_of(parameter: mx.gluon.Parameter | None, mark: str, name: str) -> SyncGroup | None:

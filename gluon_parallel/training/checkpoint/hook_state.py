@@ -19,7 +19,7 @@ from ...mxnet.trainers import compression_of, parameters_of, store_of
 _ERRORS, _SHARED, _RESIDUALS = "hook/errors/", "hook/shared/", "hook/residuals/"
 
 
-def keeps_parts(trainer: mx.gluon.Trainer) -> bool:
+def keeps_own_values(trainer: mx.gluon.Trainer) -> bool:
     """Whether each process keeps values of its own for later updates, as :func:`state_of_hook` returns them."""
     compression = dict(compression_of(trainer) or {})
     return _hook_of(trainer) is not None or compression.get("type") == "2bit"

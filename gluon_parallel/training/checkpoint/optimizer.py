@@ -26,11 +26,11 @@ from ...mxnet.trainers import (
 )
 from ...pipeline.stage import StageDevices
 from ...reduce.reducer import shards_of
-from ...reduce.shards import Shards, part_of
+from ...reduce.shards import Shards, view_of
 from ...reduce.update_order import counts_of
 from ...step.first_step import update_on_devices
 from ...step.precision import LossScaling
-from .hook_state import check_hook, keeps_parts, restore_hook, state_of_hook
+from .hook_state import check_hook, keeps_own_values, restore_hook, state_of_hook
 from .parameters import initialized_parameters
 
 
@@ -39,14 +39,14 @@ def _scalars(thing: Any) -> dict[str, Any]:
     return {key: value for key, value in vars(thing).items() if type(value) in (int, float, type(None))}
 
 
-def _places(schedule: Any, prefix: str = "") -> dict[str, tuple[dict[str, Any], str]]:
+def _schedule_values(schedule: Any, prefix: str = "") -> dict[str, tuple[dict[str, Any], str]]:
     """Where the numbers of a learning rate schedule are, and of schedules in it: by name, attributes and a key."""
     if schedule is None:
         return {}
     found = {prefix + key: (vars(schedule), key) for key in _scalars(schedule)}
     for key, value in vars(schedule).items():
         if isinstance(value, mx.lr_scheduler.LRScheduler):
-            found.update(_places(value, f"{prefix}{key}."))
+            found.update(_schedule_values(value, f"{prefix}{key}."))
     return found
 
 
@@ -90,8 +90,8 @@ def _flatten(state: Any, name: str = "optimizer") -> dict[str, mx.nd.NDArray]:
 
 def _names(net: mx.gluon.Block, trainer: mx.gluon.Trainer) -> list[str]:
     """The name of each of the trainer's parameters, in its order; of a shared one, the first name."""
-    places = {id(parameter): name for name, parameter in reversed(list(initialized_parameters(net).items()))}
-    return [places.get(id(parameter), parameter.name) for parameter in parameters_of(trainer)]
+    name_of = {id(parameter): name for name, parameter in reversed(list(initialized_parameters(net).items()))}
+    return [name_of.get(id(parameter), parameter.name) for parameter in parameters_of(trainer)]
 
 
 def _updaters(trainer: mx.gluon.Trainer) -> list[Any]:
@@ -130,17 +130,17 @@ def _gathered(trainer: mx.gluon.Trainer, shards: Shards, number: int) -> Any:
     weight = as_legacy(parameters_of(trainer)[number].list_data()[0])
     whole = trainer.optimizer.create_state_multi_precision(number, weight)
     for key, array in _flatten(whole).items():
-        for place, updater in enumerate(updaters_of(trainer)):
-            begin, end = shards.owned(number, place)
+        for index, updater in enumerate(updaters_of(trainer)):
+            begin, end = shards.owned(number, index)
             if begin < end:
-                _flatten(updater.states[number])[key].copyto(part_of(array, begin, end))
+                _flatten(updater.states[number])[key].copyto(view_of(array, begin, end))
         shards.gather([number], [[array]])
     return whole
 
 
 def is_divided(trainer: mx.gluon.Trainer) -> bool:
     """Whether processes keep different parts of a trainer's state, so that all have to call :func:`state`."""
-    return shards_of(trainer) is not None or keeps_parts(trainer)
+    return shards_of(trainer) is not None or keeps_own_values(trainer)
 
 
 def state_of_optimizer(
@@ -151,7 +151,7 @@ def state_of_optimizer(
     If the state is sharded or there is a hook, all processes call it.
     """
     optimizer, names, stateful = trainer.optimizer, _names(net, trainer), []
-    schedule, places = optimizer.lr_scheduler, _places(optimizer.lr_scheduler)
+    schedule, scheduled = optimizer.lr_scheduler, _schedule_values(optimizer.lr_scheduler)
     if unsaved := _not_saved(optimizer):
         raise CheckpointError(
             f"{type(optimizer).__name__} keeps arrays or a list of numbers in its attribute {unsaved[0]!r}, which "
@@ -170,7 +170,7 @@ def state_of_optimizer(
         "values": _running_values(optimizer),
         "counts": {names[index]: count for index, count in counts_of(optimizer).items()},
         "stateful": stateful,
-        "scheduler": None if schedule is None else {name: values[key] for name, (values, key) in places.items()},
+        "scheduler": None if schedule is None else {name: values[key] for name, (values, key) in scheduled.items()},
         "loss_scaler": None if scaler is None else _scalars(scaler),
     }
 
@@ -191,7 +191,7 @@ def checked_optimizer(
         if name in fixed or is_lost or hasattr(type(optimizer), name):
             raise CheckpointError(f"{source} is damaged: {name!r} is no number that {type(optimizer).__name__} counts")
     schedule, rates = optimizer.lr_scheduler, saved["scheduler"] or {}
-    if schedule is not None and not rates.keys() <= _places(schedule).keys():
+    if schedule is not None and not rates.keys() <= _schedule_values(schedule).keys():
         raise CheckpointError(
             f"{source} was trained with another kind of learning rate schedule than {type(schedule).__name__}. {remedy}"
         )
@@ -208,7 +208,7 @@ def checked_optimizer(
 
     def make(name: str, device: mx.Context, part: Optional[tuple[int, int]] = None) -> Any:
         weight = as_legacy(parameters_of(trainer)[index_of[name]].data(device))
-        return optimizer.create_state_multi_precision(index_of[name], part_of(weight, *(part or (0, weight.size))))
+        return optimizer.create_state_multi_precision(index_of[name], view_of(weight, *(part or (0, weight.size))))
 
     wanted: dict[str, str] = {}
     for name in saved["stateful"]:  # one at a time: whole, all together may not fit into memory
@@ -217,13 +217,13 @@ def checked_optimizer(
     refuse_differences(wanted, found, f"{source} has another kind of optimizer state", remedy)
     check_hook(archive, trainer, names, source)
 
-    def made_for(place: int) -> Iterator[tuple[str, Any]]:
+    def made_for(index: int) -> Iterator[tuple[str, Any]]:
         """(name, state) of what this device keeps."""
         for name in saved["stateful"]:
             size = parameters_of(trainer)[index_of[name]].list_data()[0].size
-            begin, end = (0, size) if shards is None else shards.owned(index_of[name], place)
+            begin, end = (0, size) if shards is None else shards.owned(index_of[name], index)
             if shards is None or begin < end:
-                made = make(name, devices[place], (begin, end))
+                made = make(name, devices[index], (begin, end))
                 for key, array in _flatten({name: made}).items():
                     value = archive.arrays[key]
                     value = value if value.shape == array.shape else value.reshape(-1)[begin:end]
@@ -236,14 +236,14 @@ def checked_optimizer(
         # Only now: setting parameters may have restarted the key-value store, with a new updater.
         if shards is not None:
             shards.with_state.update(index_of[name] for name in saved["stateful"])
-        for place, updater in enumerate(_updaters(trainer)):
-            for name, state in made_for(place):
+        for index, updater in enumerate(_updaters(trainer)):
+            for name, state in made_for(index):
                 updater.states[index_of[name]] = state
                 updater.states_synced[index_of[name]] = False  # its device may be another; the updater moves it
             running = updater.optimizer
             vars(running).update(saved["values"])
             set_counts(running, dict(counts))  # the next update gives them to all devices
-            for name, (values, key) in _places(running.lr_scheduler).items():
+            for name, (values, key) in _schedule_values(running.lr_scheduler).items():
                 values[key] = rates.get(name, values[key])
         restore_hook(archive, trainer, names)
         LossScaling(trainer)  # with float16 this makes the scale now; a pipeline would at its first step

@@ -100,7 +100,7 @@ def checked(
             draw_first_values(parameter)
     for devices in placed:
         if isinstance(devices, StageDevices):
-            devices.place()
+            devices.move_parameters()
     fill_optimizer = checked_optimizer(archive, net, trainer, source) if trainer is not None else None
 
     def fill() -> None:

@@ -9,7 +9,7 @@ from ...kvstore.collective import gather_objects
 from ...metrics.evaluation import run
 from ...mxnet.compat import mx
 from ...mxnet.compat.array_types import as_tuple, leaves
-from ...split import at_each_place, num_samples
+from ...split import map_aligned, num_samples
 from .loaders import LoaderShard
 
 
@@ -34,13 +34,13 @@ def predict(net: Any, loader: Any, devices: list[mx.Context], store: Any, batch_
         return np.concatenate([array.asnumpy() for array in arrays], axis=batch_axis)
 
     batches = run(of_shard, inputs(), devices, batch_axis)
-    own = [at_each_place(concatenate, shards) if shards else None for shards in batches]
+    own = [map_aligned(concatenate, shards) if shards else None for shards in batches]
     everyones = gather_objects(own, store, "training.predict()")
     parts = [part for batch in zip(*everyones) for part in batch if part is not None]
     if not parts:
         raise BatchMismatch("predict: the loader yielded no batch")
     order = None if numbers is None else np.argsort(numbers, kind="stable")
-    return at_each_place(lambda arrays: _whole(arrays, order, batch_axis), parts)
+    return map_aligned(lambda arrays: _whole(arrays, order, batch_axis), parts)
 
 
 def _inputs(batch):

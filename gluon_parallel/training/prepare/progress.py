@@ -241,8 +241,13 @@ def write(loop: Any, path: Path) -> None:
 
 
 def content(loop: Any) -> dict[str, Any]:
-    """What a process that joins gets of a :class:`.Loop`, beside its net, trainer and the positions of its loaders."""
+    """What a process that joins gets of a :class:`.Loop`, beside its net, trainer and the positions of its loaders.
+
+    All losses are read: what the log has of a step is summed over the processes that have made it.
+    """
+    loop._settle()
     return {
+        "losses": list(loop._losses.sums),
         "counts": {name: getattr(loop, name) for name in _COUNTS.values()},
         "objects": {name: value.state() for name, value in loop._objects.items()},
         "arrays": {name: copies[0].asnumpy() for name, copies in loop._arrays.items()},
@@ -261,6 +266,7 @@ def take(loop: Any, content: Mapping[str, Any]) -> None:
         _fill(loop._arrays[name], array)
     for name, value in content["counts"].items():
         setattr(loop, name, value)
+    loop._losses = Losses(loop._refuse, dict.fromkeys(content["losses"], 0.0))
 
 
 def _fill(copies: Sequence[Any], array: Any) -> None:

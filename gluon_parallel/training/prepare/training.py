@@ -15,7 +15,7 @@ from ...mxnet.compat import mx
 from ...mxnet.trainers import has_made_store, store_of, want_store, wanted_store
 from ...nn import convert_sync_batchnorm
 from ...nn.blocks import net_and_loss
-from ...nn.sync_batch_norm.participants import groups_of
+from ...nn.sync_batch_norm.participants import sync_groups_of
 from ...step import DataParallel
 from ...step.data_parallel import expect_equal_batches
 from ...survive.survival import Survival
@@ -109,7 +109,7 @@ def prepare(
             f"prepare: sync_group={sync_group!r} belongs to the layers that prepare converts; write "
             "sync_batch_norm=True too, or build the net with gp.nn.SyncBatchNorm(group=...)"
         )
-    for group in groups_of(blocks):
+    for group in sync_groups_of(blocks):
         if group.store is None:
             group.connect(store)
     step = DataParallel(net, loss, trainer, **options)
@@ -125,11 +125,11 @@ def _hint(option: str, known: Sequence[str]) -> str:
     """Where an argument belongs that ``prepare`` does not take, "" if that is not known."""
     if option == "batch_size":
         return "; the loader has it: gluon.data.DataLoader(data, batch_size=...)"
-    places: dict[str, Callable[..., Any]] = {"gp.Run": Run}
-    places.update((f"training.{name}", method) for name, method in inspect.getmembers(Training, inspect.isfunction))
-    for place, function in places.items():
+    callables: dict[str, Callable[..., Any]] = {"gp.Run": Run}
+    callables.update((f"training.{name}", method) for name, method in inspect.getmembers(Training, inspect.isfunction))
+    for where, function in callables.items():
         if option in inspect.signature(function).parameters:
-            return f"; {place}(..., {option}=...) has it"
+            return f"; {where}(..., {option}=...) has it"
     close = difflib.get_close_matches(option, known, n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
@@ -241,7 +241,10 @@ class Training(Loop):
         Raises:
             NotFinite: a weight is NaN or infinite.
         """
-        kvstore.together(self.store, self._parallel.update)
+        if self._parallel.has_accumulated:
+            kvstore.together(self.store, self._parallel.update)
+        else:  # nothing that the others take part in: they need not come here
+            self._parallel.update()
 
     _finish_updates = update
 

@@ -68,7 +68,7 @@ class SharedMemory:
         self._sums: list = []
         self.summed: list[tuple[int, int]] = []  # (address of a key's record, number) of sums that MPI has done
         self.late: set = set()  # gatherings that take longer
-        self._beats = np.zeros(num, np.int64)
+        self._arrivals = np.zeros(num, np.int64)
         self._lines = (C.Line * num).from_buffer(memory)
         # An own map takes memory only as it is used; calloc may clear, and so use, all of a large array of zeros.
         self._table = np.frombuffer(mmap.mmap(-1, 8 << 20), np.int64)
@@ -76,7 +76,7 @@ class SharedMemory:
         host.lines, host.exchanges = self.address, address_of(self._table)
         self._pushing = new_mutex()
         host.errors, host.pushing = address_of(one_error_at_a_time), address_of(self._pushing)
-        host.recorder, host.patience = address_of(RECORDER.place), int(_NAP * 1e9)
+        host.recorder, host.patience = address_of(RECORDER.record), int(_NAP * 1e9)
         self._thread = threading.Thread(
             target=function("gp_drive", 1), args=(address_of(host),), name="gluon_parallel.shared", daemon=True
         )
@@ -103,10 +103,10 @@ class SharedMemory:
         """The offset of so many bytes; all processes do so in the same order."""
         size += -size % LINE
         with self._lock:
-            place = next((place for place, (_, room) in enumerate(self._spare) if room >= size), None)
-            if place is not None:
-                begin, room = self._spare[place]
-                self._spare[place : place + 1] = [(begin + size, room - size)] * (room > size)
+            index = next((index for index, (_, room) in enumerate(self._spare) if room >= size), None)
+            if index is not None:
+                begin, room = self._spare[index]
+                self._spare[index : index + 1] = [(begin + size, room - size)] * (room > size)
                 return begin
             begin = self._used
             self._used += size
@@ -134,13 +134,15 @@ class SharedMemory:
                 exchanges = [one for one in self._sums if id(one.key) in keys]
             if any(exchange.record.state for exchange in exchanges):
                 self.ended.append((number, key))
-            elif any(one.record.turn for one in rows):
+            elif any(one.record.next_number for one in rows):
                 self.progress.everyone.announce(_Release(self, number, key))
 
     def take_rows(self, number: int | str, key: Any) -> list[Any]:
         """The rows of a key, or of all keys of a store, in the order of their memory; they are known here no more."""
         with self._lock:
-            found = [what for what, one in self._rows.items() if _is_of(what[0], number, key) and one.record.turn]
+            found = [
+                what for what, one in self._rows.items() if _is_of(what[0], number, key) and one.record.next_number
+            ]
             rows = sorted(map(self._rows.pop, found), key=lambda one: one.record.lines)
             keys = set(map(id, rows))
             for exchange in self._sums:
@@ -176,10 +178,10 @@ class SharedMemory:
 
     def heard(self) -> list[int]:
         """The ranks from which something has come since the last call."""
-        beats = np.array([line.beat for line in self._lines])
-        places = np.flatnonzero(beats != self._beats).tolist()
-        self._beats = beats
-        return [self.members[place] for place in places]
+        arrivals = np.array([line.num_arrivals for line in self._lines])
+        indices = np.flatnonzero(arrivals != self._arrivals).tolist()
+        self._arrivals = arrivals
+        return [self.members[index] for index in indices]
 
     def waiting(self) -> list[Any]:
         """The exchanges that wait for other processes.
@@ -190,7 +192,7 @@ class SharedMemory:
         found, now = list(self.late), time.monotonic()
         for exchange in self._sums:
             state, number = exchange.record.state, exchange.record.number
-            if state in (C.HOLDING, C.WAITING, C.SUMMING):
+            if state in (C.AWAITING_ROW, C.WAITING, C.SUMMING):
                 if exchange.record.problem:
                     raise ArrayMismatch(
                         f"store 'mpi', key {key_of(exchange.name)}: an operator has left the array in oneDNN's "

@@ -19,7 +19,7 @@ from ..lost_workers import BETWEEN
 from ..operations import DTYPES
 
 LINE = ctypes.sizeof(C.Line)
-PARTS = DTYPES[:3]  # of arrays that are exchanged in parts
+SHARD_DTYPES = DTYPES[:3]  # of arrays of which processes have shards
 TWICE = 64 * 1024  # bytes up to which a key has two rows per process, so that nobody waits for a slow reader
 
 
@@ -39,7 +39,7 @@ class Rows:
         size = int(np.prod(shape)) * self.dtype.itemsize
         self._row = size + -size % LINE
         num = len(shared.members)
-        # Between hosts there is one result at a time: MPI's operation has one place for it.
+        # Between hosts there is one result at a time: MPI's operation has one row for it.
         self._has_result = self.kind == "sum" and shared.num_hosts > 1
         self.depth = 2 if size <= self.twice and not self._has_result else 1
         self._rows = np.zeros(self.depth * num, np.int64)  # addresses
@@ -49,7 +49,7 @@ class Rows:
     def ranks_missing(self, which: str = "arrived", number: int = 0) -> set[int]:
         """The other ranks whose `Line` does not have `which` at `number` yet; this process may be late as well."""
         progress, members = self.shared.progress, self.shared.members
-        if self.record.turn == 0:
+        if self.record.next_number == 0:
             return progress.lost.ranks_behind(self, range(progress.size), 1)
         lines = (C.Line * len(members)).from_address(self.record.lines)
         return {rank for rank, line in zip(members, lines) if getattr(line, which) < number} - {progress.rank}
@@ -67,7 +67,7 @@ class Rows:
         self.result = rows + (len(self._rows) if self._has_result else 0) * self._row  # the sum over the hosts
         self.record.lines = shared.address + offset
         self.prepare()
-        self.record.turn = 1
+        self.record.next_number = 1
         shared.look()
 
 
@@ -94,14 +94,14 @@ class SharedGather(Rows):
         shared = self.shared
         out = np.empty((self.num_processes, *self.shape), self.dtype)
         with locked(self._mutex):
-            if self.record.turn == 0:  # at the first call: other processes may be in another collective before it
+            if self.record.next_number == 0:  # the first call: others may be in another collective before it
                 self._first = vector
                 if not self._announced:  # else Ctrl-C has ended an earlier wait
                     self._announced = True
                     shared.progress.announce(self)
                 shared.progress.wait_until(self._agreed)
             shared.progress.check()
-            self.record.turn += not has_begun
+            self.record.next_number += not has_begun
             where = *self.addresses[1:], self._number
             if not _gather(*where, 0 if has_begun else vector.ctypes.data, out.ctypes.data):
                 self.since = time.monotonic()
@@ -120,11 +120,11 @@ class SharedGather(Rows):
 
     def last(self) -> tuple[int, np.ndarray | None]:
         """How many vectors this process has handed in, those of the C library too, and the last one of them."""
-        place = self.shared.host.rank
-        number = C.Line.from_address(self.record.lines + place * LINE).arrived if self.record.turn else 0
+        rank = self.shared.host.rank
+        number = C.Line.from_address(self.record.lines + rank * LINE).arrived if self.record.next_number else 0
         if not number:
             return int(self._first is not None), self._first
-        row = int(self._rows.reshape(self.depth, -1)[number % self.depth, place])
+        row = int(self._rows.reshape(self.depth, -1)[number % self.depth, rank])
         return number, np.frombuffer(ctypes.string_at(row, self.record.num_values), self.dtype).reshape(self.shape)
 
     def agreed(self) -> None:
@@ -139,7 +139,7 @@ class SharedGather(Rows):
     @property
     def _number(self) -> int:
         """Number of the current or last call, from 1."""
-        return self.record.turn - 1
+        return self.record.next_number - 1
 
 
 class Result(SharedGather):

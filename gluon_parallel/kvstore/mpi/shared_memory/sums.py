@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # Keys by the number that `start_between_hosts` is given; a store that has ended is not kept for it.
 _starts: weakref.WeakValueDictionary[int, KeySums] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
-MANY = 6  # processes of which each sums a part of a long row; fewer sum it whole, and wait once
+MANY = 6  # processes of which each sums a shard of a long row; fewer sum it whole, and wait once
 
 
 class KeySums(Rows):
@@ -66,7 +66,7 @@ class KeySums(Rows):
         self._lock = threading.Lock()
         self.record.dtype = DTYPES.index(dtype)
         num = len(shared.members)
-        self.record.sums_parts = len(sizes) == shared.num_hosts == 1 and num >= MANY and self._row > self.twice
+        self.record.sums_shards = len(sizes) == shared.num_hosts == 1 and num >= MANY and self._row > self.twice
         shared.progress.announce(self, self.record)
 
     def prepare(self) -> None:
@@ -106,7 +106,7 @@ class KeySums(Rows):
         """For whom this host waits: for those for which its first process waits, or for this one."""
         shared = self.shared
         if shared.num_hosts == 1:
-            return self.ranks_missing("summed", number) if self.record.sums_parts else set()
+            return self.ranks_missing("summed", number) if self.record.sums_shards else set()
         if shared.group is not None:
             return self._operation.ranks_missing()
         return shared.progress.lost.ranks_behind(self, shared.members[:1], math.inf)
@@ -215,8 +215,8 @@ class SharedSum:
     def ranks_missing(self) -> set[int]:
         """From whom something is still to come."""
         number = self.seen
-        if self.record.state == C.HOLDING:
-            return self.key.ranks_missing("left", number - self.key.depth)
+        if self.record.state == C.AWAITING_ROW:
+            return self.key.ranks_missing("last_read", number - self.key.depth)
         return self.key.ranks_missing("arrived", number) or self.key.ranks_summing(number)
 
 

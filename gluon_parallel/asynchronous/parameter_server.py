@@ -1,4 +1,4 @@
-"""Base class of the modes' stores: versioned weights, handed out and updated, and how stale each update was.
+"""Parameter server in this process: versioned weights, handed out and updated, and how stale each update was.
 
 A worker is granted a batch and the weights to work with, and pushes a gradient. Each mode says in three functions
 when a worker may start, what a push does, and what changes when a worker leaves. There are no threads and no time:
@@ -92,8 +92,8 @@ def frozen(weights: Array) -> Array:
     return weights
 
 
-class Store:
-    """The newest weights, and who is working on which.
+class ParameterServer:
+    """The newest weights, and which worker computes a gradient of which; without a KVStore.
 
     The learning rate is that of a round, in which every worker pushes once: a push that is applied by itself moves the
     weights by 1/num_workers of it. So it means the same distance per epoch in every mode.

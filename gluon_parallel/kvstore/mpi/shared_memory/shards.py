@@ -13,33 +13,33 @@ from ....native.records import C, address_of
 from ...handshake import compare_once
 from ...protocols import Arrays, Bounds, Keys
 from ..plan import Pushes, are_on_host
-from .rows import PARTS
+from .rows import SHARD_DTYPES
 from .sums import KeySums, SharedSum
 
 # Bytes of a row: fits the cache, and holds a matrix of 1024 x 1024 with its bias.
 ROW = (4 << 20) + (64 << 10)
 
 
-class SharedParts(KeySums):
+class SharedShards(KeySums):
     """Reduce-scatter and all-gather of all arrays of one dtype, through two rows per process.
 
     All processes call in the same order, so the rows are as large as one exchange, not as all arrays.
     """
 
-    kind, twice = "parts", ROW
+    kind, twice = "shards", ROW
 
     def __init__(self, shared: Any, name: bytes, signature: bytes, _shape: Any, dtype: np.dtype) -> None:
         self._row_values = ROW // dtype.itemsize
         super().__init__(shared, name, signature, [self._row_values], dtype)
         # (gathers, releases) -> (arrays, bounds, pushes) of the last time alone, as they keep the arrays alive.
-        self._plans: dict[tuple[bool, bool], tuple[list, Bounds, Pushes]] = {}
+        self._pushes_of: dict[tuple[bool, bool], tuple[list, Bounds, Pushes]] = {}
 
-    def exchange_parts(self, arrays: Arrays, bounds: Bounds, stages: Sequence[tuple[bool, bool]]) -> None:
+    def exchange_shards(self, arrays: Arrays, bounds: Bounds, stages: Sequence[tuple[bool, bool]]) -> None:
         """Reduce-scatter values to their owners, or all-gather them from the owners; returns at once.
 
         Args:
             arrays: lists of one NDArray per CPU device; if they are gathered, the first one of each has the owner's.
-            bounds: for each list, where the processes' parts begin, and the end.
+            bounds: for each list, where the processes' shards begin, and the end.
             stages: (gathers, releases), run in order. gathers: all-gather, else reduce-scatter. releases: free the
                 memory of values that others own; they become zero.
         """
@@ -49,13 +49,13 @@ class SharedParts(KeySums):
             if not self.knows(arrays, bounds, *stage):
                 all_arrays = [*itertools.chain.from_iterable(arrays)]
                 make_plain(*all_arrays)
-                self._plans.pop(stage, None)  # frees its exchanges for the new plan
-                self._plans[stage] = all_arrays, bounds, self._pushes(arrays, bounds, *stage)
-            self._plans[stage][2].push()
+                self._pushes_of.pop(stage, None)  # frees its exchanges for the new plan
+                self._pushes_of[stage] = all_arrays, bounds, self._pushes(arrays, bounds, *stage)
+            self._pushes_of[stage][2].push()
 
     def knows(self, arrays: Arrays, bounds: Bounds, gathers: bool, releases: bool = False) -> bool:
-        """Whether these arrays, in these parts, were summed, or with `gathers` gathered, the last time."""
-        known = self._plans.get((gathers, releases))
+        """Whether these arrays, in these shards, were summed, or with `gathers` gathered, the last time."""
+        known = self._pushes_of.get((gathers, releases))
         ours = [*map(id, itertools.chain.from_iterable(arrays))]
         return known is not None and ours == [*map(id, known[0])] and known[1] == bounds
 
@@ -95,36 +95,36 @@ class SharedParts(KeySums):
 def exchange_in_shared_memory(
     store: Any, keys: Keys, arrays: Arrays, bounds: Bounds, stages: Sequence[tuple[bool, bool]]
 ) -> list[int]:
-    """Sum and gather parts of arrays in the memory of the only host, where they can be.
+    """Sum and gather shards of arrays in the memory of the only host, where they can be.
 
     Args:
         store: the store.
-        keys, arrays, bounds: as of :meth:`.Parts.gather_parts`.
-        stages: (gathers, releases) of each :meth:`.SharedParts.exchange_parts`, one after the other.
+        keys, arrays, bounds: as of :meth:`.Shards.gather_shards`.
+        stages: (gathers, releases) of each :meth:`.SharedShards.exchange_shards`, one after the other.
 
     Returns:
-        The places of the keys whose arrays are not exchanged here.
+        The indices of the keys whose arrays are not exchanged here.
     """
     store.check()
-    for parts in store.parts:
-        if parts.knows(arrays, bounds, *stages[0]):  # all of them, which need no second look
-            parts.exchange_parts(arrays, bounds, stages)
+    for shards in store.shared_shards:
+        if shards.knows(arrays, bounds, *stages[0]):  # all of them, which need no second look
+            shards.exchange_shards(arrays, bounds, stages)
             return []
     shared, gathers = store._progress.shared, stages[0][0]
     found: dict[str, list[int]] = {}
     others = []
     for number, (key, outs) in enumerate(zip(keys, arrays)):
         store._check(key, outs)
-        is_taken = shared is not None and shared.num_hosts == 1 and outs[0].dtype in PARTS and outs[0].size
+        is_taken = shared is not None and shared.num_hosts == 1 and outs[0].dtype in SHARD_DTYPES and outs[0].size
         if is_taken and are_on_host(outs) and (gathers or not store._compresses(key, outs[0])):
             found.setdefault(np.dtype(outs[0].dtype).name, []).append(number)
         else:
             others.append(number)
     for dtype, numbers in found.items():
         chosen = [arrays[one] for one in numbers], [bounds[one] for one in numbers]
-        parts = shared.rows_of(SharedParts, f"{store._number}a:arrays of {dtype}".encode(), b"", None, dtype)
-        if not parts.knows(*chosen, *stages[0]):  # its rows are those of all arrays: nothing else compares these
+        shards = shared.rows_of(SharedShards, f"{store._number}a:arrays of {dtype}".encode(), b"", None, dtype)
+        if not shards.knows(*chosen, *stages[0]):  # its rows are those of all arrays: nothing else compares these
             compare_once(store, [keys[one] for one in numbers], *chosen)
-        store.parts.add(parts)
-        parts.exchange_parts(*chosen, stages)
+        store.shared_shards.add(shards)
+        shards.exchange_shards(*chosen, stages)
     return others

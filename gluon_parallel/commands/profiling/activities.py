@@ -6,7 +6,7 @@ FORWARD, BACKWARD, UPDATE, SUM = "forward", "backward", "update", "sum over devi
 DEVICES, LATE, TRANSFER = "waiting for other devices", "waiting for a late process", "transfer"
 LAUNCHING, READING, SCRIPT, ENGINE = "launching", "reading data", "script", "engine"
 
-# Colour and meaning of each part, in order of priority: a moment in several intervals belongs to the first part, so
+# Colour and meaning of each activity, in order of priority: a moment in several intervals belongs to the first one, so
 # communication while the device computes is not counted.
 _TABLE = {
     FORWARD: ("#7aa6d8", "operators of the forward pass and the loss"),
@@ -21,40 +21,40 @@ _TABLE = {
     SCRIPT: ("#a9adb4", "the device is idle, and Python is in the script's own code between two steps"),
     ENGINE: ("#5f6b7a", "idle although operators are launched: MXNet changes threads, or no core is free"),
 }
-PARTS = tuple(_TABLE)
-COLOURS = {part: colour for part, (colour, _) in _TABLE.items()}
-MEANING = {part: meaning for part, (_, meaning) in _TABLE.items()}
+ACTIVITIES = tuple(_TABLE)
+COLOURS = {activity: colour for activity, (colour, _) in _TABLE.items()}
+MEANING = {activity: meaning for activity, (_, meaning) in _TABLE.items()}
 COMPUTING = (FORWARD, BACKWARD, UPDATE)
 
 
 class Interval(NamedTuple):
-    """A part and its range of time, in ns."""
+    """An activity and its range of time, in ns."""
 
-    part: str
+    activity: str
     begin: int
     end: int
 
 
-def cut(begin, end, intervals, otherwise):
+def split_step(begin, end, intervals, otherwise):
     """Cut a step into a list of :class:`Interval` that cover it without a gap and without overlap.
 
     The given `intervals` may overlap and reach out of the step; moments in none of them belong to `otherwise`.
     """
     changes = []
-    for part, first, last in intervals:
+    for activity, first, last in intervals:
         first, last = max(first, begin), min(last, end)
         if first < last:
-            changes += [(first, 1, PARTS.index(part)), (last, -1, PARTS.index(part))]
+            changes += [(first, 1, ACTIVITIES.index(activity)), (last, -1, ACTIVITIES.index(activity))]
     changes.sort()
-    counts, now = [0] * len(PARTS), begin
+    counts, now = [0] * len(ACTIVITIES), begin
     pieces: list[Interval] = []
 
     def close(until):
-        part = next((PARTS[number] for number, count in enumerate(counts) if count), otherwise)
-        if pieces and pieces[-1].part == part:
+        activity = next((ACTIVITIES[number] for number, count in enumerate(counts) if count), otherwise)
+        if pieces and pieces[-1].activity == activity:
             pieces[-1] = pieces[-1]._replace(end=until)
         else:
-            pieces.append(Interval(part, now, until))
+            pieces.append(Interval(activity, now, until))
 
     for time, change, number in changes:
         if time > now:

@@ -1,0 +1,95 @@
+"""Repairs of Open MPI: they take the place of functions of a library with its names, which does what it does."""
+
+import os
+import subprocess
+import sys
+
+from gluon_parallel.native import build
+
+LIKE_OPEN_MPI = """
+#include <stdbool.h>
+#include <stddef.h>
+
+int num_crashes, num_revoked;
+static char complete[4];
+static int (*at_end)(void *);
+
+bool ompi_comm_revoke_local(void *comm, bool only_collectives)
+{
+    (void)only_collectives;
+    num_crashes += !complete[(size_t)comm];
+    num_revoked++;
+    return true;
+}
+
+int mca_coll_base_comm_select(void *comm) { return complete[(size_t)comm] = 1, 0; }
+int mca_coll_base_comm_unselect(void *comm) { return complete[(size_t)comm] = 0; }
+int ompi_errhandler_proc_failed_internal(void *a, int b, bool c) { return (void)a, (void)b, (void)c, 0; }
+
+int ompi_comm_request_schedule_append(void *request, int (*callback)(void *), void **parts, int num)
+{
+    (void)request, (void)parts, (void)num;
+    at_end = callback;
+    return 0;
+}
+
+void note_loss_in(size_t comm) { ompi_comm_revoke_local((void *)comm, true); }
+void finish(size_t comm) { mca_coll_base_comm_select((void *)comm); }
+void give_up(size_t comm) { mca_coll_base_comm_unselect((void *)comm); }
+void lose(void) { ompi_errhandler_proc_failed_internal(NULL, 0, true); }
+int end_of_last_part(void)
+{
+    ompi_comm_request_schedule_append(NULL, NULL, NULL, 0);
+    return at_end ? at_end(NULL) : 0;
+}
+"""
+
+PROGRAM = """
+import ctypes, sys
+from gluon_parallel import native
+
+native.repair_open_mpi()
+mpi = ctypes.CDLL(sys.argv[1])
+
+def counts():
+    return [ctypes.c_int.in_dll(mpi, name).value for name in ("num_crashes", "num_revoked")]
+
+FINISHED, UNFINISHED, GIVEN_UP = map(ctypes.c_size_t, (1, 2, 3))
+mpi.finish(FINISHED)
+mpi.note_loss_in(FINISHED)
+assert counts() == [0, 1]
+mpi.note_loss_in(UNFINISHED)
+mpi.note_loss_in(GIVEN_UP)
+assert counts() == [0, 1], "the loss is noted later"
+mpi.give_up(GIVEN_UP)
+mpi.finish(GIVEN_UP)  # another one at the same address
+assert counts() == [0, 1]
+mpi.finish(UNFINISHED)
+assert counts() == [0, 2]
+
+mpi.lose()
+assert mpi.end_of_last_part() == 0, "nobody meets"
+assert native.function("gp_before_meeting", 0)() == 1
+assert mpi.end_of_last_part() == 0
+mpi.lose()
+assert mpi.end_of_last_part() == 75
+print("ok")
+"""
+
+
+def test_a_loss_while_a_communicator_is_made_is_noted_when_it_is_complete_and_ends_what_is_tried(tmp_path):
+    source, library = tmp_path / "like_open_mpi.c", tmp_path / "libmpi.so"
+    source.write_text(LIKE_OPEN_MPI)
+    command = [
+        *build.compiler(),
+        "-O0",
+        "-fPIC",
+        "-fsemantic-interposition",
+        "-fno-sanitize=undefined",
+        "-shared",
+        str(source),
+    ]
+    caches = {"ZIG_GLOBAL_CACHE_DIR": str(tmp_path), "ZIG_LOCAL_CACHE_DIR": str(tmp_path)}
+    subprocess.run([*command, "-nostdlib", "-o", str(library)], env={**os.environ, **caches}, check=True)
+    done = subprocess.run([sys.executable, "-c", PROGRAM, str(library)], capture_output=True, text=True)
+    assert done.stdout == "ok\n", done.stderr
