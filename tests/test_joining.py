@@ -329,8 +329,8 @@ def test_a_new_process_that_does_not_join_is_named_with_the_reason_and_another_o
 def test_a_new_process_that_others_were_meeting_when_one_of_them_was_lost_is_given_up(logs, capsys, seconds, fate):
     group = Group(logs, 3)
     group.workers[1].is_lost = True
-    group.look(0.0)
-    group.new.has_come = True
+    group.begin(0.0)
+    group.new.has_stub = True
     group.say(group.new, heartbeat.READY + "{}", 1.0)
     group.workers[0].is_lost = True
     group.look(2.0)
