@@ -167,7 +167,7 @@ def check_on(made, listed, folder, options, *words, **named):
     """:func:`check` of a launch on the first host, with the list of hosts in a file."""
 
     def run(command):
-        done = made.run(0, command, seconds=280)
+        done = made.run(0, command, seconds=500)
         return done.returncode, done.stdout + done.stderr
 
     options = ["--rsh", made.shell, "--hostfile", listed, *options]
@@ -199,7 +199,7 @@ def test_a_lost_host_that_comes_back_gets_its_process_again_where_no_other_has_a
         listed.write_text("".join(f"{name} slots=1\n" for name in made.names))
         lost, back = (1, "waits at 10", lambda: made.unplug(1)), (0, "does not answer", lambda: made.plug(1))
         thread = change(tmp_path, lost, back)
-        words = {"undisturbed": undisturbed, "epochs": 80, "limit": 30}
+        words = {"undisturbed": undisturbed, "epochs": 40, "limit": 30}
         output = check_on(made, listed, tmp_path, ["--max-processes", 2], "1:10:host", **words)
         thread.join()
         assert f"rank 2 on {made.names[1]} takes the place of rank 1; it joins when" in output
