@@ -84,6 +84,7 @@ BENCHMARKS = {
     "segmentation": Benchmark("benchmarks/segmentation.py", "--parts devices", "--parts devices --quick --size 64"),
     "profiling": Benchmark("benchmarks/profiling.py", "", "--quick"),
     "survival": Benchmark("benchmarks/survival.py", "", "--quick --nets lenet"),
+    "replacement": Benchmark("benchmarks/replacement.py", "", "--quick"),
     "lost_processes": Benchmark("studies/lost_processes.py", "--runs 4", "--runs 2"),
     "peers_devices": Benchmark(
         "benchmarks/data_parallel.py", f"--parts lenet resnet20 resnet20_original --gluoncv {TORCH}",

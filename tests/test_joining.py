@@ -224,6 +224,21 @@ def test_a_new_process_that_does_not_join_is_named_with_the_reason_and_another_o
     assert group.new.name == "rank 3"
 
 
+@pytest.mark.parametrize(("seconds", "fate"), [(5.0, {}), (0.1, {"return_code": 1})])
+def test_a_new_process_that_others_were_meeting_when_one_of_them_was_lost_is_given_up(logs, capsys, seconds, fate):
+    group = Group(logs, 3)
+    group.workers[1].is_lost = True
+    group.look(0.0)
+    group.new.has_come = True
+    group.say(group.new, heartbeat.READY + "{}", 1.0)
+    group.workers[0].is_lost = True
+    group.look(2.0)
+    assert group.new.name == "rank 3"
+    vars(group.new).update(fate)
+    group.look(2.0 + seconds)
+    assert "rank 3 did not join: another process was lost while it was met; 1 go on" in capsys.readouterr().err
+
+
 def test_a_place_whose_process_was_lost_soon_three_times_stays_empty_for_a_while_that_doubles(logs, capsys):
     group, now, begun = Group(logs), 0.0, []
     group.workers[1].is_lost = True

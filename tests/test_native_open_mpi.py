@@ -1,4 +1,4 @@
-"""Repairs of Open MPI: they take the place of functions of a library that has Open MPI's names, and does what it does."""
+"""Repairs of Open MPI: they take the place of the functions of a library that has the names of Open MPI's."""
 
 import os
 import subprocess
@@ -80,7 +80,15 @@ print("ok")
 def test_a_loss_while_a_communicator_is_made_is_noted_when_it_is_complete_and_ends_what_is_tried(tmp_path):
     source, library = tmp_path / "like_open_mpi.c", tmp_path / "libmpi.so"
     source.write_text(LIKE_OPEN_MPI)
-    command = [*build.compiler(), "-O0", "-fPIC", "-fsemantic-interposition", "-fno-sanitize=undefined", "-shared", str(source)]
+    command = [
+        *build.compiler(),
+        "-O0",
+        "-fPIC",
+        "-fsemantic-interposition",
+        "-fno-sanitize=undefined",
+        "-shared",
+        str(source),
+    ]
     caches = {"ZIG_GLOBAL_CACHE_DIR": str(tmp_path), "ZIG_LOCAL_CACHE_DIR": str(tmp_path)}
     subprocess.run([*command, "-nostdlib", "-o", str(library)], env={**os.environ, **caches}, check=True)
     done = subprocess.run([sys.executable, "-c", PROGRAM, str(library)], capture_output=True, text=True)

@@ -71,9 +71,10 @@ def notebook(
     if "GLUON_PARALLEL_RANK" in os.environ:
         raise LaunchError("notebook: this process was itself launched as one of several; call the function as it is")
     bounds.whole("num_processes", num_processes, 1, bounds.PROCESSES, LaunchError)
-    others = {"min_processes": min_processes, "max_processes": max_processes, "hostfile": hostfile}
-    others["host_discovery_script"] = host_discovery_script
-    return call_in_processes(function, tuple(args), num_processes, devices, engine, timeout, **others)
+    return call_in_processes(
+        function, tuple(args), num_processes, devices, engine, timeout, min_processes=min_processes,
+        max_processes=max_processes, hostfile=hostfile, host_discovery_script=host_discovery_script,
+    )  # fmt: skip
 
 
 def call_in_processes(

@@ -17,6 +17,7 @@ _SOON = 60.0  # seconds; a process that is lost so soon after it has joined may 
 _SO_OFTEN = 3  # losses so soon, after which a place stays empty for a while
 _MEETS = 3.0  # seconds after a loss in which the others have met a new process, or never will
 _WHILE = 60.0  # seconds of the first while; each further one is twice as long
+_BROKEN_OFF = "another process was lost while it was met"
 
 
 class Place:
@@ -129,13 +130,15 @@ class Joins:
         elif new.gone and new.return_code is None:
             self.fail("its agent is gone", now, rest)
         elif new.return_code is not None:
-            self.fail(f"it {describe(new.return_code)}", now, rest)
+            are_fewer = self._is_ready and (len(rest) < self._num_rest or self._lost_since < math.inf)
+            follows = are_fewer and new.return_code > 0
+            self.fail(_BROKEN_OFF if follows else f"it {describe(new.return_code)}", now, rest)
         elif new.stopped_since is not None:
             self.fail("it was stopped (SIGSTOP or the like)", now, rest)
         elif self._is_ready and len(rest) < self._num_rest:
             self._num_rest, self._lost_since = len(rest), now
         elif self._is_ready and now - self._lost_since > _MEETS:  # MPI may wait for ever in the middle of the meeting
-            self.fail("another process was lost while it was met", now, rest)
+            self.fail(_BROKEN_OFF, now, rest)
         elif not self._is_ready and now - self._asked > self.limit:
             what = "its script did not come to gp.prepare" if new.has_come else "it did not start"
             self.fail(f"{what} within {self.limit:g} s (--timeout)", now, rest)

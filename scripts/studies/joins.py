@@ -54,7 +54,8 @@ def orders_of(kind: str, chosen: random.Random, processes: int) -> tuple[list[li
     "stop" (of the launcher, by SIGTERM), "full" (mpirun starts no process), "slots 2" (in the list that is watched).
     """
     step, last, delay = chosen.randint(4, 20), processes - 1, chosen.uniform(0, 0.05)
-    kill, one = "SIGKILL", [chosen.randint(1, last), step, "SIGKILL"]
+    kill = "SIGKILL"
+    one: list[Any] = [chosen.randint(1, last), step, kill]
     kinds = {
         "replaced": ([one], 1),
         "first": ([[0, step, kill]], 1),
@@ -91,10 +92,16 @@ class Orders:
         self._launcher, self._hosts = options.launcher, Path(options.hosts)
         self._begun = Path(f"{options.file}.meets")  # is there when those that train begin to meet a new process
         number = int(os.environ.get("GLUON_PARALLEL_RANK", 0))
-        self._mine = [(*str(moment).split(), what) for who, moment, what in orders if who == number]
+        self._mine: list[tuple] = [(*str(moment).split(), what) for who, moment, what in orders if who == number]
         self.num_wanted = int(os.environ.get("GLUON_PARALLEL_NUM_WORKERS", 1))
-        meet = meeting.connect
-        meeting.connect = lambda *arguments: [self._begun.touch(), self.start("meet"), meet(*arguments)][-1]
+        connect = meeting.connect
+
+        def meet(*arguments):
+            self._begun.touch()
+            self.start("meet")
+            connect(*arguments)
+
+        meeting.connect = meet
         if IS_NEW:
             threading.Thread(target=self._wait, daemon=True).start()
 
@@ -106,9 +113,9 @@ class Orders:
 
     def at(self, *words: str) -> None:
         """Do what is to happen now."""
-        for *moment, what in self._mine:
-            if moment == [*words]:
-                self._do(what)
+        for order in self._mine:
+            if order[:-1] == words:
+                self._do(order[-1])
 
     def start(self, word: str) -> None:
         """Do what is to happen so many seconds from now."""
@@ -129,9 +136,9 @@ class Orders:
 
     def _too_many(self, make, *words):
         """Once, a program of which mpirun cannot start any process: there is no folder to start it in."""
-        *words, _folder, number, info, num_info = words
+        *first, _folder, number, info, num_info = words
         pmix._Program = make
-        return make(*words, b"/there/is/no/such/folder", number, info, num_info)
+        return make(*first, b"/there/is/no/such/folder", number, info, num_info)
 
 
 def train(options, orders: list) -> None:
