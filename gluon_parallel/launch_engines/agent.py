@@ -121,7 +121,9 @@ class Relay:
     def connect(self, address):
         """Connect to mpirun."""
         host, _, port = address.rpartition(":")
-        self._take(socket.create_connection((host, int(port))))
+        connected = socket.create_connection((host, int(port)), timeout=30)
+        connected.settimeout(None)
+        self._take(connected)
 
     def _take(self, connected):
         self._socket = connected
