@@ -1,7 +1,9 @@
 """The launcher's decisions follow from what agents say and from the clock; here both are made up, second by second."""
 
+import json
 import re
 import signal
+import types
 
 import pytest
 
@@ -231,6 +233,7 @@ def test_what_ends_a_group_is_named_in_every_log_with_its_status_and_all_others_
             assert first in done.log(name), name
 
 
+ONE = '[[1], "in step 5", 3, 0.1]'
 # events, the ranks that are lost
 LOSSES = {
     "killed": (["1 rank 1 exits -9"], {1}),
@@ -238,15 +241,28 @@ LOSSES = {
     "silent": (["1 rank 1 hushes"], {1}),
     "the agent is gone": (["1 rank 1 disconnects"], {1}),
     "hung": (["1 rank 0 says waits for 1", "1 rank 2 says waits for 0 1"], {1}),
-    "the others have missed one that ended well": (["1 rank 1 exits 0", "1 rank 2 says goes on without 1"], {1}),
-    "they say so before it has ended": (["1 rank 2 says goes on without 1", "2 rank 1 exits 0"], {1}),
+    "the others have missed one that ended well": (["1 rank 1 exits 0", f"1 rank 2 says goes on without {ONE}"], {1}),
+    "they say so before it has ended": ([f"1 rank 2 says goes on without {ONE}", "2 rank 1 exits 0"], {1}),
     "one that ended well is waited for": (["1 rank 1 exits 0", "1 rank 0 says waits for 1"], {1}),
-    "and so is one that was killed": (["1 rank 1 exits -9", "2 rank 2 says goes on without 1"], {1}),
+    "and so is one that was killed": (["1 rank 1 exits -9", f"2 rank 2 says goes on without {ONE}"], {1}),
     "mpirun is killed as well": (["1 mpirun ended -9", "1 rank 1 exits -9"], {1}),
     "a signal from outside": (["1 rank 1 signalled 15"], {1}),
     "its process says so": (["1 rank 1 says asked to stop by 15", "1 rank 1 exits 143"], {1}),
     "two, one after the other": (["1 rank 1 exits -9", "3 rank 2 exits -9"], {1, 2}),
 }
+
+
+def test_a_process_that_was_asked_to_leave_has_left_and_is_not_lost(tmp_path, capsys):
+    made = Group(tmp_path, [], workers=4, min_processes=1)
+    members = made.decisions.members
+    made.decisions.joins = types.SimpleNamespace(leaving=[members["rank 1"]], hear=lambda *words: None)
+    members["rank 1"].return_code = members["rank 2"].return_code = 0
+    loss = json.dumps([[1, 2], "after step 5", 2, 0.125])
+    made.decisions.hear("rank 0", {"heartbeat": f"goes on without {loss}"})
+    said = "lost after step 5: process 2; left after step 5: process 1; 2 go on after 0.12 s"
+    assert said in capsys.readouterr().err
+    assert made.decisions.lost() == ["rank 2"]
+    made.logs.close()
 
 
 @pytest.mark.parametrize("case", LOSSES)

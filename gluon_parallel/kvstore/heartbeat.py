@@ -3,6 +3,7 @@
 import contextlib
 import os
 import threading
+from collections.abc import Collection, Sequence
 from typing import Callable, Optional
 
 LOST_ANOTHER = "lost another"  # is sent by a process that ends because another one has
@@ -10,7 +11,7 @@ WAS_DONE = "was done"  # is sent by a process that had done its work when anothe
 GOES_ON = "goes on"  # is sent by a process that from now on goes on without others that are lost
 ENDS = "ends"  # is sent by a process that knows that the programs of all have ended
 WAITS_FOR = "waits for "  # is sent, with their numbers, by a process that waits in vain for others
-LEFT_OUT = "goes on without "  # is sent, with the numbers of those, once others are left out for good
+LEFT_OUT = "goes on without "  # is sent, with the arguments of `left_out` as JSON, once others are left out for good
 RAISED = "raised "  # is sent, with the error and its place, by a process that ends because of it
 ASKED = "asked to stop by "  # is sent, with a signal's number, by a process that stops after its step
 LISTENS, WRITTEN = "listens to SIGUSR1", "has written"  # are sent by a process with a flight recorder, see its `start`
@@ -20,7 +21,7 @@ LOST = "lost "  # is heard, with a number, when the launcher has lost that proce
 STARTS = "starts "  # is heard, with what to start as JSON, by the process that shall start a new one
 READY = "is ready to join "  # is sent, with how to meet it as JSON, by a new process
 JOINS = "joins "  # is heard, with the same, by the processes that shall meet the new one
-LEAVES = "leaves "  # is heard, with the number of a process that shall end after its step, by it and the others
+LEAVES = "leaves"  # is heard by a process that shall end after its step
 JOINED = "has joined"  # is sent by a new process that has the state of the others
 REFUSED = "cannot be joined by "  # is sent, with its number and why, by a process that it could not join
 # Number and inode of an open socket, and the number of the process that has the other end: the launcher's agent
@@ -37,6 +38,22 @@ def send(text: str) -> None:
     if number is not None:
         with contextlib.suppress(OSError):
             os.write(number, text.encode() + b"\n")
+
+
+def left_out(gone: Sequence[int], where: str, num_left: int, seconds: float, leaving: Collection[int] = ()) -> str:
+    """What is said of processes without which the others go on.
+
+    Args:
+        gone: their numbers.
+        where: such as ``"in step 5"``.
+        num_left: how many go on.
+        seconds: for which those were held.
+        leaving: the numbers of those that were asked to leave; only the launcher knows them.
+    """
+    asked = {*gone}.intersection(leaving)
+    parts = [("lost", {*gone} - asked), ("left", asked)]
+    said = [f"{what} {where}: process {', '.join(map(str, sorted(some)))}" for what, some in parts if some]
+    return "; ".join([*said, f"{num_left} go on after {seconds:.2f} s"])
 
 
 def is_heard() -> bool:

@@ -3,6 +3,7 @@
 They follow from what the agents say and from a clock that is handed in. Nothing here starts, reads or ends a process.
 """
 
+import json
 import signal
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Optional
@@ -109,10 +110,7 @@ class Decisions:
         elif text.startswith(heartbeat.WAITS_FOR):
             self._waited = self._waited or self._now
         elif text.startswith(heartbeat.LEFT_OUT):
-            for number in text.removeprefix(heartbeat.LEFT_OUT).split():
-                other = self.members[f"rank {number}"]
-                other.left_out = True
-                self._lose_if_left_out(other)
+            self._note_left_out(*json.loads(text.removeprefix(heartbeat.LEFT_OUT)))
         elif text.startswith(heartbeat.SAYS):
             self.logs.say(text.removeprefix(heartbeat.SAYS), [other.name for other in self.workers])
         elif "refused" in message and member.is_new:
@@ -123,6 +121,16 @@ class Decisions:
             self.ending.note_written(member)
             if not member.is_lost and not member.is_new:
                 self._exited(member)
+
+    def _note_left_out(self, gone: Sequence[int], *where: Any) -> None:
+        """The others go on without these for good; see :func:`.heartbeat.left_out`."""
+        members = {number: self.members[f"rank {number}"] for number in gone}
+        leaving = [] if self.joins is None else self.joins.leaving
+        text = heartbeat.left_out(gone, *where, leaving=[number for number in gone if members[number] in leaving])
+        self.logs.say(text, [worker.name for worker in self.workers])
+        for member in members.values():
+            member.left_out = True
+            self._lose_if_left_out(member)
 
     def _exited(self, member: Member) -> None:
         code = member.return_code or 0

@@ -158,9 +158,7 @@ class Joins:
         slots = sum(one.slots for one in hosts if one.name == host)
         has = f"has {slots} processes on {host}" if slots else f"does not name {host} any more"
         self._say(f"{member.name} leaves after its step: the list {has}", rest)
-        others = [other for other in rest if other is not member]
-        for one in [*others, member]:  # the others first: then none takes it for lost
-            self._send(one, say=heartbeat.LEAVES + member.name.partition(" ")[2])
+        self._send(member, say=heartbeat.LEAVES)
 
     def _begin(self, free: Place, hosts: Sequence[Host], now: float) -> None:
         slots = next(host.slots for host in hosts if host.name == free.host)

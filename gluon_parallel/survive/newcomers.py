@@ -22,7 +22,6 @@ from ..mxnet.parameters import waits_for_shape
 from ..reduce.step_header import header_of
 from . import meeting
 
-leaving: set[int] = set()  # numbers of processes that shall end after their step
 _ACCEPTS = 0.2  # seconds after which a new process that waits at its port can be met
 
 
@@ -83,14 +82,13 @@ class Newcomers:
     def __init__(self, net: mx.gluon.Block, trainer: mx.gluon.Trainer, store: Any) -> None:
         self._net, self._trainer, self._store = net, trainer, store
         self._heard: collections.deque[Newcomer] = collections.deque()
+        self.leaves = False  # whether this process shall end after its step
         heartbeat.listen(heartbeat.STARTS, _start)
-        heartbeat.listen(heartbeat.LEAVES, lambda number: leaving.add(int(number)))
+        heartbeat.listen(heartbeat.LEAVES, self._leave)
         heartbeat.listen(heartbeat.JOINS, lambda text: self._heard.append(Newcomer(**json.loads(text))))
 
-    @property
-    def leaves(self) -> bool:
-        """Whether this process shall end after its step."""
-        return self._store.ranks[self._store.rank] in leaving
+    def _leave(self, _: str) -> None:
+        self.leaves = True
 
     def after_step(self) -> Optional[Newcomer]:
         """Between two steps: the new process that all meet now, if there is one.

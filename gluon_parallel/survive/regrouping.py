@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import time
 from collections.abc import Sequence
 from typing import Any, Callable, Optional
@@ -19,7 +20,6 @@ from ..nn.sync_batch_norm.participants import forget_failures, sync_groups_of
 from ..nn.sync_batch_norm.sync_group import all_sync_groups
 from ..step import trainer_loops
 from . import meeting
-from .newcomers import leaving
 from .progress import Progress
 from .steps import Loader
 
@@ -99,12 +99,8 @@ class Others:
         """One line per loss, in the logs of all processes and on the launcher's terminal."""
         _, step, in_step = rows[rows[:, 0].argmin()]
         where = f"in step {step + 1:.0f}" if in_step else f"after step {step:.0f}"
-        parts = []
-        for what, numbers in (("lost", {*lost} - leaving), ("left", leaving.intersection(lost))):
-            parts += [f"{what} {where}: process {', '.join(map(str, sorted(numbers)))}"] * bool(numbers)
-        text = f"{'; '.join(parts)}; {self._store.num_workers} go on after {seconds:.2f} s"
+        loss = ([*lost], where, self._store.num_workers, seconds)
         if not heartbeat.is_heard():
-            LOG.warning(f"gluon_parallel: {text}")
+            LOG.warning(f"gluon_parallel: {heartbeat.left_out(*loss)}")
         elif self._store.rank == 0:
-            heartbeat.send(f"{heartbeat.SAYS}{text}")
-            heartbeat.send(heartbeat.LEFT_OUT + " ".join(map(str, lost)))
+            heartbeat.send(heartbeat.LEFT_OUT + json.dumps(loss))
