@@ -56,7 +56,7 @@ from .training.start import start as start
 
 # Modules that the imports above leave here; dir() shows the public API alone.
 _INSIDE = """
-    bounds commands cores forks launch_engines loss_checks mxnet native patches reduce sample_loss split step
+    bounds commands cores forks launch_engines leftovers loss_checks mxnet native patches reduce sample_loss split step
     store_table training
 """.split()
 

@@ -9,12 +9,12 @@ import tempfile
 
 import pytest
 
-from gluon_parallel.launch import leftovers
+from gluon_parallel import leftovers
 
 HERE, USER = socket.gethostname(), os.getuid()
 HOLDS = """
 import mmap, signal, sys
-from gluon_parallel.launch.leftovers import temporary_folder
+from gluon_parallel.leftovers import temporary_folder
 with temporary_folder() as folder:
     for name in sys.argv[1:]:
         with open(name, "r+b") as file:

@@ -105,12 +105,33 @@ def test_workers_have_the_temporary_folder_of_the_training_which_removes_it(pool
     assert pool.apply(util.get_temp_dir) == util.get_temp_dir()
 
 
+def test_the_temporary_folder_of_a_killed_training_is_removed_by_a_launch_and_that_of_a_living_one_stays(tmp_path):
+    script = """
+        import multiprocessing, os, signal, sys
+        import gluon_parallel
+        pool = multiprocessing.Pool(1)
+        pool.map(abs, [1])
+        if sys.argv[1] == "killed":
+            pool.terminate()
+            os.kill(os.getpid(), signal.SIGKILL)
+        gluon_parallel.leftovers.remove_leftovers()
+        assert pool.apply(os.path.isdir, [multiprocessing.util.get_temp_dir()])
+    """
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    for fate, status, num_left in (("killed", -signal.SIGKILL, 1), ("ends", 0, 0)):
+        command = [sys.executable, "-c", textwrap.dedent(script), fate]
+        assert subprocess.run(command, env=environment, timeout=120).returncode == status
+        assert len([*tmp_path.iterdir()]) == num_left
+
+
 def test_a_pool_ends_though_a_worker_was_killed_while_it_held_the_lock_of_the_queue(monkeypatch):
     monkeypatch.setattr(worker_pools, "_LIMIT", 1.0)
     pool = multiprocessing.Pool(2)
     pool.map(abs, [1, 2])
     workers = [*pool._pool]
-    assert not pool._inqueue._rlock.acquire(block=False)  # one of them holds it while it waits for work
+    while pool._inqueue._rlock.acquire(block=False):  # until one of them holds it, to wait for work
+        pool._inqueue._rlock.release()
+        time.sleep(0.01)
     for worker in workers:
         os.kill(worker.pid, signal.SIGKILL)
     pool.terminate()

@@ -16,7 +16,7 @@ from ..launch_engines import LaunchEngine, Start, agent, start_one
 from .decisions import Decisions
 from .host_list import HostList
 from .joins import Joins, order
-from .leftovers import remove_leftovers, temporary_folder
+from ..leftovers import remove_leftovers, temporary_folder
 from .logs import Logs
 from .member import Failure, Member
 
@@ -260,8 +260,7 @@ class Launcher:
                 for process in agent.all_processes():
                     if agent.status(process)[3] == str(member.process):  # it belongs to the session
                         agent.send_signal(int(process), signal.SIGKILL)
-        if stuck:  # mpirun removes the shared memory of its processes at its end, which it has not come to
-            remove_leftovers()
+        remove_leftovers()  # of processes that were killed, and of an mpirun that was
 
 
 def _key(connections: dict[str, agent.Connection], connection: agent.Connection) -> Optional[str]:

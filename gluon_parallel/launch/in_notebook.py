@@ -17,7 +17,7 @@ import cloudpickle
 from .. import bounds
 from ..errors import LaunchError, WorkerFailed, WorkerLost
 from .launching import launch
-from .leftovers import temporary_folder
+from ..leftovers import temporary_folder
 
 _CALL, _RESULT, _RAISED = "call.pickle", "result-{}.pickle", "raised.{}.pickle"
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import native
+from .. import leftovers, native
 from ..forks import undo_in_forks
 from ..native.records import address_of
 
@@ -23,6 +23,7 @@ SIGNALS: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _LIMIT = 5.0  # seconds for a pool to end; its workers are killed then
 _END = 15  # when a pool ends at the program's end: the priority of Python's own pools
+_END_FOLDER = -100  # when its folder is removed: after all pools, as Python's own
 
 
 class _Memory:
@@ -72,10 +73,19 @@ def make(initialize: Callable[..., None], pool: Any, *args: Any, **kwargs: Any) 
     if isinstance(pool, multiprocessing.pool.ThreadPool):
         initialize(pool, *args, **kwargs)
         return
-    util.get_temp_dir()  # of this process; else each worker makes one for its sockets, and leaves it when terminated
+    _make_folder()
     initialize(pool, *args, **kwargs)
     arguments = pool._terminate, pool._pool, pool._worker_handler
     pool._terminate = util.Finalize(pool, _end, arguments, exitpriority=_END)
+
+
+def _make_folder() -> None:
+    """Make the folder of multiprocessing's sockets here; else each worker makes one, and leaves it when terminated."""
+    config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    if config.get("tempdir") is None:
+        made = leftovers.make_folder()  # where this process is killed, a launch removes it
+        util.Finalize(None, leftovers.remove_folder, made, exitpriority=_END_FOLDER)
+        config["tempdir"] = made[0]
 
 
 def _end(terminate: util.Finalize, workers: list, handler: Any) -> None:

@@ -453,8 +453,6 @@ def attempt(event: str, situation: Situation, chosen: random.Random, folder: Pat
         left = one.leaves_nothing()
     one.process.wait()
     one.log.close()
-    if event in MAY_LEAVE:
-        left = [name for name in left if not name.startswith("tmp/pymp-")]  # of Python's, which nobody can know again
     return wrong + [f"left: {name}" for name in left], said
 
 

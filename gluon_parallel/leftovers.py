@@ -1,4 +1,4 @@
-"""Leftovers of this user's launches that were killed: temporary folders, and Open MPI's shared memory in /dev/shm."""
+"""Leftovers of this user's processes that were killed: temporary folders, and Open MPI's shared memory in /dev/shm."""
 
 import contextlib
 import fcntl
@@ -10,39 +10,51 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-_PREFIX = "gluon_parallel-launch-"
+_PREFIX = "gluon_parallel-temporary-"
 _SHARED_MEMORY = Path("/dev/shm")
 _SEGMENT = re.compile(r"(?:sm|vader)_segment\.(.+)\.(\d+)\.[0-9a-f]+\.\d+")  # host, user, job, rank
 
 
-@contextlib.contextmanager
-def temporary_folder() -> Iterator[str]:
-    """A new folder for temporary files, which is removed at the end of the block.
+def make_folder() -> tuple[str, int]:
+    """Make a folder for temporary files; returns it with a descriptor for :func:`remove_folder`.
 
-    It is locked meanwhile; so the folder of a process that was killed is known by being free.
+    It is locked while the descriptor is open, here or in a fork; so the folder of a process that was killed is known
+    by being free.
     """
     while True:
         folder = tempfile.mkdtemp(prefix=_PREFIX)
         try:
             lock = os.open(folder, os.O_RDONLY)
-        except FileNotFoundError:  # another launch has removed it, which may also happen before it is locked
+        except FileNotFoundError:  # a launch has removed it, which may also happen before it is locked
             continue
-        try:
-            with contextlib.suppress(OSError):  # of a file system without locks, where nothing is removed either
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            if os.path.exists(folder):
-                yield folder
-                return
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-            os.close(lock)
+        with contextlib.suppress(OSError):  # of a file system without locks, where nothing is removed either
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.path.exists(folder):
+            return folder, lock
+        os.close(lock)
+
+
+def remove_folder(folder: str, lock: int) -> None:
+    """Remove what :func:`make_folder` has made."""
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(lock)
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[str]:
+    """A new folder for temporary files, which is removed at the end of the block."""
+    folder, lock = make_folder()
+    try:
+        yield folder
+    finally:
+        remove_folder(folder, lock)
 
 
 def remove_leftovers() -> None:
-    """Remove what launches of this user on this machine have left whose processes are gone."""
+    """Remove what processes of this user on this machine have left that are gone."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):  # it is locked, or another launch removes it
-            _remove_folder(folder)
+            _remove_if_free(folder)
     # All that is there now is open or mapped in the process that made it, for as long as that lives.
     here = {socket.gethostname(), socket.gethostname().partition(".")[0]}
     found = [(path, _SEGMENT.fullmatch(path.name)) for path in _SHARED_MEMORY.glob("*_segment.*")]
@@ -57,7 +69,7 @@ def _sees_processes() -> bool:
     return os.access("/proc/self/maps", os.R_OK) and os.access("/proc/self/fd", os.R_OK | os.X_OK)
 
 
-def _remove_folder(folder: Path) -> None:
+def _remove_if_free(folder: Path) -> None:
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.fstat(lock).st_uid == os.getuid():
