@@ -19,8 +19,7 @@ from pathlib import Path
 import pytest
 
 from gluon_parallel import launch_engines as engines
-from gluon_parallel import store_table
-from gluon_parallel import leftovers
+from gluon_parallel import leftovers, store_table
 from gluon_parallel.launch import decisions, group
 from gluon_parallel.launch.logs import Logs
 from gluon_parallel.launch_engines import LaunchEngine, agent

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
 from ..launch_engines import LaunchEngine, Start, agent, start_one
+from ..leftovers import remove_leftovers, temporary_folder
 from .decisions import Decisions
 from .host_list import HostList
 from .joins import Joins, order
-from ..leftovers import remove_leftovers, temporary_folder
 from .logs import Logs
 from .member import Failure, Member
 

@@ -16,8 +16,8 @@ import cloudpickle
 
 from .. import bounds
 from ..errors import LaunchError, WorkerFailed, WorkerLost
-from .launching import launch
 from ..leftovers import temporary_folder
+from .launching import launch
 
 _CALL, _RESULT, _RAISED = "call.pickle", "result-{}.pickle", "raised.{}.pickle"
 
