@@ -122,11 +122,12 @@ class Decisions:
             if not member.is_lost and not member.is_new:
                 self._exited(member)
 
-    def _note_left_out(self, gone: Sequence[int], *where: Any) -> None:
+    def _note_left_out(self, gone: Sequence[int], where: str, num_left: int, seconds: float) -> None:
         """The others go on without these for good; see :func:`.heartbeat.left_out`."""
         members = {number: self.members[f"rank {number}"] for number in gone}
         leaving = [] if self.joins is None else self.joins.leaving
-        text = heartbeat.left_out(gone, *where, leaving=[number for number in gone if members[number] in leaving])
+        asked = [number for number in gone if members[number] in leaving]
+        text = heartbeat.left_out(gone, where, num_left, seconds, asked)
         self.logs.say(text, [worker.name for worker in self.workers])
         for member in members.values():
             member.left_out = True
