@@ -118,6 +118,14 @@ def test_devices_may_fail_at_the_same_moment():  # MXNet's list of exceptions ha
     assert done.returncode == 0, (done.returncode, done.stderr)
 
 
+def test_the_engines_list_of_exceptions_has_room_for_all_that_may_come():
+    functions.make_room()
+    words = functions._engine_words()
+    size = functions._ROOM * functions._REFERENCE
+    rooms = [words[n : n + 2] for n in range(len(words) - 2) if words[n + 2] - words[n] == size]
+    assert len(rooms) == 1 and 0 <= rooms[0][1] - rooms[0][0] <= size
+
+
 def test_two_threads_that_end_a_function_at_the_same_time_end_it_once(monkeypatch):
     """A second end would free the engine's function twice."""
     ends, end = [], functions._end

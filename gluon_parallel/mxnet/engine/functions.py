@@ -32,10 +32,12 @@ _ENDED, _ENDED_AT_ONCE = ctypes.CFUNCTYPE(None, *_POINTERS), ctypes.PYFUNCTYPE(N
 
 # MXNet's engine adds each exception to one list of all devices, in which other threads search at the same time, without
 # a lock. So whoever ends a function with an exception, the C library too, holds this mutex, and `make_room` makes the
-# list long before it is used: no thread reads memory that the list has left.
+# list so large, before it is used, that no thread reads or frees memory that the list has left.
 one_error_at_a_time = new_mutex()
-_ROOM = 128  # exceptions between two calls of `waitall`
+_ROOM = 1 << 20  # exceptions between two calls of `waitall`; of the 16 MB, those are used that hold exceptions
+_REFERENCE = 16  # bytes of one: a std::shared_ptr
 has_room = False
+_makes_room = threading.Lock()
 
 # FnProperty of the engine.
 _AT_ONCE = ctypes.c_int(4)  # kAsync: it never waits, so the thread that pushes it may run it
@@ -131,19 +133,44 @@ def _fail_at_once(_run_context: int, on_complete: int, given: int) -> None:
 
 
 def make_room() -> None:
-    """Have the engine's list of exceptions, which never shrinks, hold `_ROOM` more: once, in 3 ms, before its use."""
+    """Have the engine's list of exceptions, which never shrinks, hold `_ROOM`: once, before its first use."""
     global has_room
     if has_room or _is_naive():
         return
-    has_room = True
+    with _makes_room:
+        if not has_room:
+            _move_list()
+            has_room = True
+
+
+def _engine_words() -> ctypes.Array:
+    """The memory of the engine's object, 8 bytes each."""
+    get_engine, size_of = _LIB._ZN5mxnet6Engine3GetEv, ctypes.CDLL(None).malloc_usable_size  # mxnet::Engine::Get()
+    get_engine.restype, size_of.argtypes, size_of.restype = ctypes.c_void_p, [ctypes.c_void_p], ctypes.c_size_t
+    engine = get_engine()
+    return (ctypes.c_size_t * (size_of(engine) // 8)).from_address(engine)
+
+
+def _move_list() -> None:
+    """Give the engine's list of exceptions other memory; it is found by how an exception changes the engine."""
+    allocate = ctypes.CDLL("libstdc++.so.6")._Znwm  # operator new(size_t)
+    allocate.argtypes, allocate.restype = [ctypes.c_size_t], ctypes.c_void_p
     array, error = mx.nd.empty(1, mx.cpu(0)), RuntimeError("nobody sees this")
-    given = ctypes.byref(failures.memory_of(error))
     *_, arguments = _operands([], [array])
-    for _ in range(_ROOM + 1):
-        after = ctypes.byref(_AT_ONCE), ctypes.c_int(0), b"gluon_parallel.make_room", ctypes.c_bool(False)
-        mx.base.check_call(_LIB.MXEnginePushAsyncND(_fail_at_once, given, None, *arguments, *after))
-        with contextlib.suppress(RuntimeError):
-            array.wait_to_read()
+    after = ctypes.byref(_AT_ONCE), ctypes.c_int(0), b"gluon_parallel.make_room", ctypes.c_bool(False)
+    words = _engine_words()
+    before = [*words]
+    given = ctypes.byref(failures.memory_of(error))
+    mx.base.check_call(_LIB.MXEnginePushAsyncND(_fail_at_once, given, None, *arguments, *after))
+    for place in range(len(words) - 2):  # begin, end, and end of the memory of a std::vector
+        begin, end, limit = words[place : place + 3]
+        if 0 < begin < end <= limit and end - begin == before[place + 1] - before[place] + _REFERENCE:
+            memory = allocate(_ROOM * _REFERENCE)
+            ctypes.memmove(memory, begin, end - begin)  # what it leaves is not freed: another thread may read it
+            words[place : place + 3] = [memory, memory + end - begin, memory + _ROOM * _REFERENCE]
+            break
+    with contextlib.suppress(RuntimeError):
+        array.wait_to_read()
     failures.forget(error)
 
 
