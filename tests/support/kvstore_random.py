@@ -193,7 +193,7 @@ def check_random_trainings_have_the_weights_of_one_device(store, tmp_path):
     for seed in (seed + 2 for seed in seeds(2)):  # by default a pipeline, and a loop with rows
         trainings_draw.examine(seed, cases.append, shrink=False, processes=(store.num_workers,))
         folder = Path(gp.broadcast_object(str(tmp_path), store), str(seed))
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         with ready_in_any_order(np.random.default_rng([seed, store.rank])), small_buckets():
             outcome = trainings_compare.run(cases[-1], store.rank, folder)
         if outcome.kind not in ("equal", "refused"):
