@@ -132,8 +132,10 @@ def test_a_pool_ends_though_a_worker_was_killed_while_it_held_the_lock_of_the_qu
     while pool._inqueue._rlock.acquire(block=False):  # until one of them holds it, to wait for work
         pool._inqueue._rlock.release()
         time.sleep(0.01)
-    for worker in workers:
-        os.kill(worker.pid, signal.SIGKILL)
+    with pool._outqueue._wlock:  # which a worker may hold still after its result has come
+        for worker in workers:
+            os.kill(worker.pid, signal.SIGKILL)
+            worker.join(60)
     pool.terminate()
     for worker in [*workers, *pool._pool]:
         worker.join(60)  # a killed process needs a core to end
@@ -141,11 +143,20 @@ def test_a_pool_ends_though_a_worker_was_killed_while_it_held_the_lock_of_the_qu
     pool._inqueue._rlock.release()  # so that the pool's threads end too
 
 
-def test_workers_end_with_a_program_whose_python_starts_no_thread_at_its_end():
+@pytest.mark.parametrize("at_work", [0, 0.3], ids=["the pool waits", "the pool looks for workers that have ended"])
+def test_workers_end_with_a_program_whose_python_starts_no_thread_at_its_end(at_work):
     """As Python 3.12.1, where a loader's pool is ended at the program's end."""
     script = """
-        import multiprocessing, threading
+        import atexit, sys, threading, time
+        at_work = float(sys.argv[1])
+        atexit.register(time.sleep, 2 * at_work)  # runs last: before multiprocessing and gluon_parallel are imported
+        import multiprocessing.pool
         import gluon_parallel
+        look = multiprocessing.pool.Pool._join_exited_workers
+        def look_later(pool):
+            time.sleep(at_work)
+            return look(pool)
+        multiprocessing.pool.Pool._join_exited_workers = staticmethod(look_later)
         pool = multiprocessing.Pool(2)
         pool.map(abs, [1, 2])
         print(*(worker.pid for worker in pool._pool))
@@ -153,8 +164,7 @@ def test_workers_end_with_a_program_whose_python_starts_no_thread_at_its_end():
             raise RuntimeError("can't create new thread at interpreter shutdown")
         threading.Thread.start = refuse
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=280, check=True
-    )
+    command = [sys.executable, "-c", textwrap.dedent(script), str(at_work)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=True)  # also ended by all workers
     assert done.stderr == ""
     assert not [number for number in done.stdout.split() if os.path.exists(f"/proc/{number}")]

@@ -75,7 +75,7 @@ def make(initialize: Callable[..., None], pool: Any, *args: Any, **kwargs: Any) 
         return
     _make_folder()
     initialize(pool, *args, **kwargs)
-    arguments = pool._terminate, pool._pool, pool._worker_handler
+    arguments = pool._terminate, pool._pool, pool._worker_handler, pool._change_notifier
     pool._terminate = util.Finalize(pool, _end, arguments, exitpriority=_END)
 
 
@@ -88,7 +88,7 @@ def _make_folder() -> None:
         config["tempdir"] = made[0]
 
 
-def _end(terminate: util.Finalize, workers: list, handler: Any) -> None:
+def _end(terminate: util.Finalize, workers: list, handler: Any, wakes_handler: Any) -> None:
     failures: list[BaseException] = []
 
     def run() -> None:
@@ -102,7 +102,9 @@ def _end(terminate: util.Finalize, workers: list, handler: Any) -> None:
         thread.start()
     except RuntimeError:  # Python 3.12 starts no thread at its own end; then it is enough that the workers end
         terminate.cancel()  # which would run after this
-        handler._state = multiprocessing.pool.TERMINATE  # no other worker begins
+        handler._state = multiprocessing.pool.TERMINATE
+        wakes_handler.put(None)
+        handler.join(_LIMIT)  # it may just begin other workers in the place of those that have ended
         _end_workers(list(workers))
         return
     thread.join(_LIMIT)
