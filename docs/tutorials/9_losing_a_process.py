@@ -14,11 +14,11 @@
 # %% [markdown]
 # # 9. Losing a process
 #
-# *What happens when one of several processes dies: all end, all start again, or the others go on.*
+# *What happens when one of several processes dies: all end, all start again, the others go on, or a new one joins.*
 #
 # A long training loses processes: memory runs out, a machine is switched off, a scheduler takes it back. The others
 # then wait for gradients that never come. This notebook kills one of three processes in the middle of an epoch, with
-# the signal that no program can catch, and compares three answers.
+# the signal that no program can catch, and compares four answers.
 
 # %%
 import contextlib
@@ -40,6 +40,7 @@ folder = Path(temporary.name)
 #
 # `gp.Run` keeps a checkpoint at the end of each epoch, from which the script continues when it is started again. Every
 # process notes when it has finished a step. Process 1 kills itself in the second of two epochs, in the first attempt.
+# Two epochs take a few seconds; `pause` makes the steps of the second one longer, for the last answer.
 
 # %%
 SCRIPT = """
@@ -48,7 +49,7 @@ import gluon_parallel as gp
 import mxnet as mx
 from mxnet import gluon
 
-folder, dies = sys.argv[1], sys.argv[2] == "dies"
+folder, dies, pause = sys.argv[1], sys.argv[2] == "dies", float(sys.argv[3])
 rank, attempt = os.environ["GLUON_PARALLEL_RANK"], os.environ["GLUON_PARALLEL_RESTART"]
 gp.reseed(0)
 data = gluon.data.ArrayDataset(*gp.datasets.load("digits").train)
@@ -60,12 +61,13 @@ loss = gluon.loss.SoftmaxCrossEntropyLoss()
 training, loader = gp.prepare(net, loss, trainer, loader, run=gp.Run(folder))
 
 for epoch in training.epochs(2):
-    for number, batch in enumerate(loader):
-        if dies and (rank, attempt, epoch, number) == ("1", "0", 1, 12):
+    for batch in loader:
+        if dies and (rank, attempt, training.num_steps) == ("1", "0", len(loader) + 12):
             os.kill(os.getpid(), signal.SIGKILL)
         training.step(*batch)
+        time.sleep(pause * epoch)
         with open(os.path.join(folder, f"steps-{rank}.txt"), "a") as file:
-            file.write(f"{time.time()} {epoch * len(loader) + number} {attempt}\\n")
+            file.write(f"{time.time()} {attempt}\\n")
     training.end_epoch()
 gp.checkpoint.save(os.path.join(folder, "weights.npz"), net)
 """
@@ -73,12 +75,12 @@ script = folder / "train.py"
 script.write_text(SCRIPT)
 
 
-def launch(name, dies="dies", **options):
+def launch(name, dies="dies", pause=0, **options):
     """Start three processes, show what they say, and return how it ended."""
     (folder / name).mkdir()
     options.update(num_workers=3, devices="cpu:1", logs=folder / name / "logs")
     with contextlib.redirect_stderr(sys.stdout):
-        return gp.launch.launch(script, [folder / name, dies], **options)
+        return gp.launch.launch(script, [folder / name, dies, pause], **options)
 
 
 def weights(name):
@@ -123,28 +125,39 @@ result = launch("gone on", min_processes=2)
 print("exit code", result.exit_code, "| restarts:", result.num_restarts)
 
 # %% [markdown]
+# ## Fourth answer: another one joins
+#
+# With `max_processes=3` (`--max-processes 3`) as well, a new process starts in the place of the lost one while the
+# others train. It runs the script from its beginning; in `gp.prepare` it gets the weights, the optimizer's state and
+# the position in the epoch, and takes part from the next step on. It has a number of its own, 3: none is used twice.
+
+# %%
+result = launch("another joined", min_processes=2, max_processes=3, pause=0.3)
+print("exit code", result.exit_code, "| restarts:", result.num_restarts)
+
+# %% [markdown]
 # ## What it costs
 #
 # Each line is a step that a process has finished, the cross is the last step of the one that dies.
 
 # %%
-names = ["undisturbed", "ended", "started again", "gone on"]
-figure, axes = plt.subplots(len(names), figsize=(9, 5), sharex=True, layout="constrained")
+names = ["undisturbed", "ended", "started again", "gone on", "another joined"]
+figure, axes = plt.subplots(len(names), figsize=(9, 6.5), sharex=True, layout="constrained")
 for axis, name in zip(axes, names):
     steps = {int(path.stem[-1]): np.loadtxt(path, ndmin=2) for path in (folder / name).glob("steps-*.txt")}
     begin = min(times[0, 0] for times in steps.values())
     for rank, times in steps.items():
         axis.plot(times[:, 0] - begin, np.full(len(times), rank), "|", color=f"C{rank}", markersize=12)
-    first = steps[1][steps[1][:, 2] == 0]
+    first = steps[1][steps[1][:, 1] == 0]
     if name != "undisturbed":
         axis.plot(first[-1, 0] - begin, 1, "x", color="black", markersize=9, markeredgewidth=2)
-    axis.set(title=name, yticks=[0, 1, 2], ylim=(2.6, -0.6), ylabel="process")
+    axis.set(title=name, yticks=sorted(steps), ylim=(max(steps) + 0.6, -0.6), ylabel="process")
 axes[-1].set_xlabel("s since the first step")
 plt.show()
 
 # %% [markdown]
 # A restart costs the start of all processes, and the steps since the last checkpoint; going on costs a new meeting and
-# one step. And the result?
+# one step. While a new process starts, the others train; they wait for it only in the short meeting. And the result?
 
 # %%
 for name in names[2:]:
@@ -155,18 +168,19 @@ temporary.cleanup()
 # %% [markdown]
 # A restart repeats the same sums, so the weights are the same, bit for bit. The two processes that go on see the same
 # 60 samples per step and add their gradients in another order: the difference is float32 rounding, after all steps that
-# followed. No sample was left out or read twice.
+# followed; so it is with the new process. No sample was left out or read twice.
 #
-# | | all start again | the others go on |
-# | --- | --- | --- |
-# | a process is killed, or a host other than the launcher's is lost | yes | yes |
-# | a process raises an error | yes, and it may raise again | no: it would raise in the others, too |
-# | engines | all | `mpi` |
-# | afterwards | as many processes as before | fewer |
+# | | all start again | the others go on | another one joins |
+# | --- | --- | --- | --- |
+# | a process is killed, or a host other than the launcher's is lost | yes | yes | yes |
+# | a process raises an error | yes, and it may raise again | no: it would raise in the others, too | no |
+# | engines | all | `mpi` | `mpi` |
+# | afterwards | as many processes as before | fewer | as many as before |
 #
-# Both can be named together. A loop of your own around `gp.DataParallel` or `gluon.Trainer` hands its step and its
-# loaders to `gp.survive`; `docs/howto/losing_processes.md` has the details. A process that is *stopped* or hangs keeps
-# its connections and sends nothing: it is lost within `--timeout` seconds (60).
+# A restart can be named together with the others, for losses after which they cannot go on. A loop of your own around
+# `gp.DataParallel` or `gluon.Trainer` hands its step and its loaders to `gp.survive`;
+# `docs/howto/losing_processes.md` has the details. A process that is *stopped* or hangs keeps its connections and sends
+# nothing: it is lost within `--timeout` seconds (60).
 #
 # ## Exercises
 #
