@@ -1,7 +1,10 @@
 """Leftovers of this user's processes that were killed: temporary folders, and Open MPI's shared memory in /dev/shm."""
 
+from __future__ import annotations
+
 import contextlib
 import fcntl
+import mmap
 import os
 import re
 import shutil
@@ -10,34 +13,29 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-_PREFIX = "gluon_parallel-temporary-"
+_PREFIX, _LOCK = "gluon_parallel-temporary-", "lock"
 _SHARED_MEMORY = Path("/dev/shm")
 _SEGMENT = re.compile(r"(?:sm|vader)_segment\.(.+)\.(\d+)\.[0-9a-f]+\.\d+")  # host, user, job, rank
 
 
-def make_folder() -> tuple[str, int]:
-    """Make a folder for temporary files; returns it with a descriptor for :func:`remove_folder`.
+def make_folder() -> tuple[str, mmap.mmap]:
+    """Make a folder for temporary files; returns it with a mapping of a file in it, for :func:`remove_folder`.
 
-    It is locked while the descriptor is open, here or in a fork; so the folder of a process that was killed is known
-    by being free.
+    That file is locked while it is mapped, here or in a fork, also where its descriptor is closed, as by a program
+    that closes all; so the folder of a process that was killed is known by being free.
     """
     while True:
         folder = tempfile.mkdtemp(prefix=_PREFIX)
-        try:
-            lock = os.open(folder, os.O_RDONLY)
-        except FileNotFoundError:  # a launch has removed it, which may also happen before it is locked
-            continue
-        with contextlib.suppress(OSError):  # of a file system without locks, where nothing is removed either
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        if os.path.exists(folder):
-            return folder, lock
-        os.close(lock)
+        with contextlib.suppress(FileNotFoundError):  # a launch has removed it, or does so before it is in use
+            with _locked(folder, os.O_RDONLY), _locked(Path(folder, _LOCK), os.O_RDWR | os.O_CREAT) as lock:
+                os.truncate(lock, 1)
+                return folder, mmap.mmap(lock, 1)
 
 
-def remove_folder(folder: str, lock: int) -> None:
+def remove_folder(folder: str, lock: mmap.mmap) -> None:
     """Remove what :func:`make_folder` has made."""
     shutil.rmtree(folder, ignore_errors=True)
-    os.close(lock)
+    lock.close()
 
 
 @contextlib.contextmanager
@@ -69,14 +67,29 @@ def _sees_processes() -> bool:
     return os.access("/proc/self/maps", os.R_OK) and os.access("/proc/self/fd", os.R_OK | os.X_OK)
 
 
-def _remove_if_free(folder: Path) -> None:
-    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+@contextlib.contextmanager
+def _locked(path: Path | str, flags: int) -> Iterator[int]:
+    """Open and lock what :func:`make_folder` makes, which it does until the folder is in use."""
+    opened = os.open(path, flags, 0o600)
     try:
-        if os.fstat(lock).st_uid == os.getuid():
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # of a file system without locks, where nothing is removed either
+            fcntl.flock(opened, fcntl.LOCK_EX)
+        yield opened
     finally:
-        os.close(lock)
+        os.close(opened)
+
+
+def _remove_if_free(folder: Path) -> None:
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(opened).st_uid != os.getuid():
+            return
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.suppress(FileNotFoundError), open(folder / _LOCK, "rb") as lock:  # its maker died before it
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(opened)
 
 
 def _used_files() -> set[str]:

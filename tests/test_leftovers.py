@@ -13,12 +13,13 @@ from gluon_parallel import leftovers
 
 HERE, USER = socket.gethostname(), os.getuid()
 HOLDS = """
-import mmap, signal, sys
+import mmap, os, signal, sys
 from gluon_parallel.leftovers import temporary_folder
 with temporary_folder() as folder:
     for name in sys.argv[1:]:
         with open(name, "r+b") as file:
             globals()[name] = mmap.mmap(file.fileno(), 0)  # which lives on
+    os.closerange(3, 1024)  # as a program does that becomes a service
     print(folder, flush=True)
     signal.pause()
 """
