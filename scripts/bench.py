@@ -105,6 +105,9 @@ BENCHMARKS = {
         "benchmarks/limited_network.py", f"--nets dense6 --hooks exact {HOROVOD} {TORCH}",
         f"--quick --nets dense6 --rates 0 --hooks exact {HOROVOD} {TORCH}", peers=True,
     ),
+    "peers_replacement": Benchmark(
+        "benchmarks/replacement.py", TORCH, f"--quick {TORCH}", peers=True, limit=900
+    ),
     "peers_for_cpu": Benchmark(
         "benchmarks/for_cpu.py", f"--nets mobilenetv2_1.0 resnet18_v1 {TORCH}",
         f"--quick --nets mobilenetv2_1.0 {TORCH}", peers=True,

@@ -2,6 +2,7 @@
 
     python scripts/benchmarks/replacement.py              3 turns each of LeNet on 2 processes
     python scripts/benchmarks/replacement.py --quick      1 turn
+    python scripts/benchmarks/replacement.py --torch-python .venv-torch/bin/python      with torchrun's restart
 
 Process 1 kills itself after 60 steps, of which the last 30 are in no checkpoint. The pause is the time without a new
 step: with ``--max-processes`` that of the loss and that of the meeting with the new process, while it starts the other
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -34,7 +36,7 @@ WAYS: dict[str, dict[str, Any]] = {  # what is measured -> options of the launch
 }
 NAMES = {
     "replaced": "`--min-processes 1 --max-processes 2`", "gone on": "`--min-processes 1`",
-    "restarted": "`--max-restarts 1`",
+    "restarted": "`--max-restarts 1`", "torchrun": "torchrun's `--max-restarts 3`",
 }  # fmt: skip
 EPOCH, DIES, LAST = 30, 60, 90  # steps
 WAIT = 0.2  # seconds before each step while a process is missing, so that one can start before the training ends
@@ -78,13 +80,23 @@ def pause(file):
     return float((lengths[changes] - np.median(lengths)).sum())
 
 
+def run_torch(python, file):
+    """The same with PyTorch; returns what failed, or "". In some restarts the processes do not meet; others follow."""
+    command = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, "--max-restarts", 3]
+    command += [Path(__file__).resolve().with_name("replacement_torch.py"), file, EPOCH, DIES + EPOCH - 1, DIES + LAST]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True, timeout=240)
+    return done.returncode and done.stderr[-2000:]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--turns", type=int, default=3, help="of each way (3)")
+    parser.add_argument("--torch-python", help="a Python with PyTorch, whose torchrun takes part")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--file", help=argparse.SUPPRESS)
     options = rows.parse(parser, worker)
-    taken: dict[str, list[float]] = {way: [] for way in WAYS}
+    taken: dict[str, list[float]] = {way: [] for way in (*WAYS, *["torchrun"] * bool(options.torch_python))}
     with tempfile.TemporaryDirectory() as name:
         for turn in range(1 if options.quick else options.turns):
             for way, how in WAYS.items():
@@ -96,6 +108,12 @@ def main():
                 if result.exit_code:
                     sys.exit(f"{way}: {result.failure}")
                 taken[way].append(pause(file))
+            if options.torch_python:
+                file = Path(name, f"torchrun {turn}")
+                failure = run_torch(options.torch_python, file)
+                if failure:
+                    sys.exit(f"torchrun: {failure}")
+                taken["torchrun"].append(pause(file))
     part = (
         f"{kvstore.TITLES['lenet']}, adam, 2 processes: pause when one is killed {EPOCH - 1} steps after a checkpoint"
     )
