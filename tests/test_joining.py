@@ -160,6 +160,27 @@ def test_processes_come_and_leave_as_the_list_of_hosts_says(undisturbed, tmp_pat
     assert "left after step" in output and "lost" not in output
 
 
+@needs_mpi
+@pytest.mark.slow
+@pytest.mark.parametrize(("slots", "num"), [(3, 3), (4, 3), (1, 2)], ids=["more", "more than wanted", "too few"])
+def test_a_restart_begins_with_the_list_as_it_is_then(tmp_path, slots, num):
+    listed, script = tmp_path / "hosts", tmp_path / "train.py"
+    listed.write_text("localhost slots=2")
+    script.write_text(
+        "import os, sys\n"
+        "import gluon_parallel as gp\n"
+        "store = gp.kvstore.create('auto')\n"
+        "if os.environ['GLUON_PARALLEL_RESTART'] == '0':\n"
+        f"    open({str(listed)!r}, 'w').write('localhost slots={slots}')\n"
+        "    sys.exit('no more')\n"
+        "print('process', store.rank, 'of', store.num_workers)\n"
+    )
+    words = ["-n", 2, "--min-processes", 2, "--max-processes", 3, "--hostfile", listed, "--max-restarts", 1, script]
+    command = [sys.executable, "-m", "gluon_parallel", "launch", "--logs", tmp_path / "logs", *words]
+    status, output = run_command([*map(str, command)])
+    assert status == 0 and output.count(f" of {num}\n") == num, output
+
+
 needs_hosts = pytest.mark.skipif(bool(why_none()), reason=why_none())
 
 

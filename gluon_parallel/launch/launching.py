@@ -132,10 +132,7 @@ def launch(
             "--host-discovery-script: it takes the place of --hosts and --hostfile, and says how many processes there "
             "shall be up to --max-processes; give that, and neither of those"
         )
-    if host_discovery_script is not None:
-        named = ask(host_discovery_script)
-    else:
-        named = _hosts.parse(hosts) if hosts is not None else _hosts.read_file(hostfile) if hostfile is not None else []
+    named = _named_hosts(hosts, hostfile, host_discovery_script)
     num_workers = _hosts.check_num_workers(num_workers, named)
     if min_processes is not None and min_processes > num_workers:
         raise LaunchError(f"--min-processes is {min_processes}, more than the {num_workers} processes that are started")
@@ -149,9 +146,9 @@ def launch(
     servers = num_servers if num_servers is not None else max(1, len(named))
     address = _hosts.own_address(named, others_may_come=watched and max_processes is not None)
     make = functools.partial(
-        kind, num_workers, servers, named, rsh, address, min_processes=min_processes, max_processes=max_processes
+        kind, num_servers=servers, rsh=rsh, address=address, min_processes=min_processes, max_processes=max_processes
     )
-    remark = make().check()
+    remark = make(num_workers, hosts=named).check()
     can_lose = kind.goes_on and num_workers > 1 and min_processes is None
     again = ["to start again: --max-restarts N"] * (max_restarts == 0)
     advice = "; ".join([*["to go on without a lost process: --min-processes M"] * can_lose, *again])
@@ -167,7 +164,7 @@ def launch(
         interrupts: list[int] = []  # the numbers of the signals that asked for an end
         with signals_handled(dict.fromkeys(SIGNALS, lambda number, _: interrupts.append(number))):
             for attempt in range(max_restarts + 1):
-                used = make()
+                used = make(num_workers, hosts=named)
                 orders = _orders(used, command, devices, timeout, written.folder if announces else None, attempt)
                 group = Launcher(used, orders, written, timeout, interrupts, min_processes, advice, wants)
                 failure = group.run()
@@ -175,6 +172,13 @@ def launch(
                     written.say(group.decisions.raised[0])  # last: what others say of it has come before
                 if failure is None or interrupts or attempt == max_restarts:
                     break
+                if max_processes is not None and watched:  # it may have become another one
+                    try:
+                        now = kind.arrange(_named_hosts(hosts, hostfile, host_discovery_script))
+                        if (num := min(_hosts.check_num_workers(None, now), max_processes)) >= (min_processes or 1):
+                            num_workers, named = num, now
+                    except LaunchError as error:
+                        written.say(f"{error}. The processes are as before")
                 written.say(f"restart {attempt + 1} of {max_restarts}", [f"rank {rank}" for rank in range(num_workers)])
             if failure is None and (lost := group.decisions.lost()):
                 joined = group.decisions.joins.joined if group.decisions.joins is not None else []
@@ -185,6 +189,13 @@ def launch(
         if wants is not None:
             wants.close()
         written.close()
+
+
+def _named_hosts(named: Optional[str], file: Optional[str], script: Optional[str]) -> list[_hosts.Host]:
+    """The hosts that are named by the one that is not None; none: all is on this machine."""
+    if script is not None:
+        return ask(script)
+    return _hosts.parse(named) if named is not None else _hosts.read_file(file) if file is not None else []
 
 
 def _check_module(name: str) -> str:
