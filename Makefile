@@ -25,7 +25,7 @@ endif
 help:
 	@echo "make train      train LeNet on handwritten digits, on two CPU devices or on all GPUs (ARGS='--epochs 3' adds options)"
 	@echo "                TASK=faster_rcnn (5 minutes), segmentation (12), text_lstm or pipeline: another of scripts/train_*.py"
-	@echo "make test       lint, type check and all tests but the slowest; 6 minutes (ARGS='-k empty' adds options of pytest)"
+	@echo "make test       lint, type check and all tests but the slowest; 9 minutes (ARGS='-k empty' adds options of pytest)"
 	@echo "                TESTS=slow (23 minutes), more (rare states of lost processes) or seeds (19 minutes): those alone"
 	@echo "make lint       ruff and mypy alone"
 	@echo "make docs       build the documentation site, with every notebook run, into build/docs; 4 minutes"
@@ -49,12 +49,10 @@ lint: venv
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-# Files run side by side, on two workers more than there are cores, since many tests wait for other processes. A file
+# Files run side by side, on one worker more than there are cores, since many tests wait for other processes. A file
 # stays on one worker, so what it builds, it builds once. ARGS='-n 0' runs one test after the other.
-WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 6 ? cores + 2 : 8)))
+WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 7 ? cores + 1 : 8)))
 PYTEST = $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations=15
-# These compute more, and some take gigabytes of memory.
-FEWER = -n $$(($(WORKERS) - 1))
 
 # NEW of the seeds are drawn anew each time, the others are 1, 2, ...; the first lines show them. ARGS='--seeds 7' runs
 # seed 7 alone. Five seeds at a time, since MXNet does not give back the memory of threads that have ended.
@@ -66,8 +64,8 @@ DRAW := import random; n = $(SEEDS) - $(NEW); seeds = [*range(1, n + 1), *random
 	print(*(",".join(map(str, seeds[i : i + 5])) for i in range(0, len(seeds), 5)))
 
 RUN_fast = $(PYTEST) -m "not slow" $(ARGS)
-RUN_slow = $(PYTEST) $(FEWER) -m "slow and not exhaustive" $(ARGS)
-RUN_more = $(PYTEST) $(FEWER) -m exhaustive $(ARGS)
+RUN_slow = $(PYTEST) -m "slow and not exhaustive" $(ARGS)
+RUN_more = $(PYTEST) -m exhaustive $(ARGS)
 RUN_seeds = for seeds in $$($(PY) -c '$(DRAW)'); do $(PYTEST) -m "arithmetic and not slow" --seeds $$seeds $(ARGS) || exit 1; done \
 	&& $(PY) scripts/studies/random_trainings.py --quiet --minutes $(MINUTES) $(if $(filter 0,$(NEW)),--seed 1)
 
