@@ -23,6 +23,7 @@ from typing import Any
 
 import kvstore
 import numpy as np
+import rounds
 import rows
 
 import gluon_parallel as gp
@@ -36,7 +37,7 @@ WAYS: dict[str, dict[str, Any]] = {  # what is measured -> options of the launch
 }
 NAMES = {
     "replaced": "`--min-processes 1 --max-processes 2`", "gone on": "`--min-processes 1`",
-    "restarted": "`--max-restarts 1`", "torchrun": "torchrun's `--max-restarts 3`",
+    "restarted": "`--max-restarts 1`", "torchrun": "torchrun's `--max-restarts 1`",
 }  # fmt: skip
 EPOCH, DIES, LAST = 30, 60, 90  # steps
 WAIT = 0.2  # seconds before each step while a process is missing, so that one can start before the training ends
@@ -81,12 +82,20 @@ def pause(file):
 
 
 def run_torch(python, file):
-    """The same with PyTorch; returns what failed, or "". In some restarts the processes do not meet; others follow."""
-    command = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, "--max-restarts", 3]
+    """The same with PyTorch; False: its processes did not come together again after the restart, as in some runs."""
+    command = [python, "-m", "torch.distributed.run", "--rdzv-backend", "static", "--master-addr", "127.0.0.1"]
+    command += ["--master-port", rounds.free_port(), "--nproc-per-node", 2, "--max-restarts", 1]
     command += [Path(__file__).resolve().with_name("replacement_torch.py"), file, EPOCH, DIES + EPOCH - 1, DIES + LAST]
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True, timeout=240)
-    return done.returncode and done.stderr[-2000:]
+    with subprocess.Popen([*map(str, command)], env=environment, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            _, said = process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # it ends its processes
+            _, said = process.communicate()
+    if process.returncode:
+        print(f"torchrun: the training did not go on: {said[-300:]}", file=sys.stderr)
+    return process.returncode == 0
 
 
 def main():
@@ -109,10 +118,10 @@ def main():
                     sys.exit(f"{way}: {result.failure}")
                 taken[way].append(pause(file))
             if options.torch_python:
-                file = Path(name, f"torchrun {turn}")
-                failure = run_torch(options.torch_python, file)
-                if failure:
-                    sys.exit(f"torchrun: {failure}")
+                tries = (Path(name, f"torchrun {turn}.{number}") for number in range(5))
+                file = next((file for file in tries if run_torch(options.torch_python, file)), None)
+                if file is None:
+                    sys.exit("torchrun: no restart in five tries")
                 taken["torchrun"].append(pause(file))
     part = (
         f"{kvstore.TITLES['lenet']}, adam, 2 processes: pause when one is killed {EPOCH - 1} steps after a checkpoint"

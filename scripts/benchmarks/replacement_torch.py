@@ -1,6 +1,6 @@
 """The training of replacement.py with PyTorch's DistributedDataParallel, one process of it; torchrun starts it.
 
-    torchrun --standalone --nproc-per-node 2 --max-restarts 3 scripts/benchmarks/replacement_torch.py FILE 30 89 150
+    torchrun --nproc-per-node 2 --max-restarts 1 scripts/benchmarks/replacement_torch.py FILE 30 89 150
 
 FILE gets a line for each step; a checkpoint is beside it every 30 steps, rank 1 kills itself after step 89, and the
 training ends after 150.
@@ -13,18 +13,19 @@ import signal
 import time
 from pathlib import Path
 
-import torch
-import torch_nets
-from torch import nn
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("file", type=Path, help="takes a line for each step")
+parser.add_argument("every", type=int, help="steps between two checkpoints")
+parser.add_argument("dies", type=int, help="the last step of rank 1, of the first attempt")
+parser.add_argument("last", type=int, help="the last step")
+OPTIONS = parser.parse_args()  # before PyTorch is needed
+
+import torch  # noqa: E402
+import torch_nets  # noqa: E402
+from torch import nn  # noqa: E402
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path, help="takes a line for each step")
-    parser.add_argument("every", type=int, help="steps between two checkpoints")
-    parser.add_argument("dies", type=int, help="the last step of rank 1, of the first attempt")
-    parser.add_argument("last", type=int, help="the last step")
-    options = parser.parse_args()
+def main(options):
     torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=20))  # else it waits half an hour
     torch.manual_seed(1)
     rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
@@ -54,4 +55,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(OPTIONS)
