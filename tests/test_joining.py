@@ -21,6 +21,7 @@ import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.archive import Archive
 from gluon_parallel.kvstore import heartbeat
+from gluon_parallel.kvstore.mpi import pmix
 from gluon_parallel.launch.host_list import HostList, ask
 from gluon_parallel.launch.joins import Joins
 from gluon_parallel.launch.logs import Logs
@@ -447,7 +448,7 @@ def test_a_list_of_hosts_is_read_again_and_complaints_are_made_once(tmp_path):
     for now, text in enumerate(["localhost slots=2", "localhost slots=3", "localhost:x", "localhost:x", "h1:2"]):
         file.write_text(text)
         watched.look(10.0 * now)
-    assert watched.hosts == []
+    assert watched.hosts == [Host("localhost", 3)]
     assert len(said) == 2 and "cannot read" in said[0] and "where h1 cannot reach it" in said[1]
     watched = HostList(str(file), None, said.append)
     watched.look(0.0)
@@ -458,6 +459,7 @@ def test_a_list_of_hosts_is_read_again_and_complaints_are_made_once(tmp_path):
     ("text", "complaint"),
     [
         ("#!/bin/sh\necho localhost slots=2", ""),
+        ("#!/bin/sh\nsleep 1000 &\necho localhost slots=2", ""),  # which keeps the output open
         ("#!/bin/sh\necho why; exit 3", "it ended with status 3. It said: why"),
     ],
 )
@@ -467,7 +469,7 @@ def test_a_script_that_prints_the_hosts_is_asked_and_what_it_says_is_shown(tmp_p
     script.chmod(0o755)
     watched = HostList(None, str(script), said.append)
     watched.look(0.0)
-    watched._running.wait(60)
+    watched._running.process.wait(60)
     watched.look(1.0)
     assert complaint in "".join(said) and (watched.hosts == [Host("localhost", 2)]) is not bool(said)
     watched.close()
@@ -476,6 +478,23 @@ def test_a_script_that_prints_the_hosts_is_asked_and_what_it_says_is_shown(tmp_p
             ask(str(script))
     else:
         assert ask(str(script)) == [Host("localhost", 2)]
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["meanwhile", "before"])
+def test_the_wait_for_a_new_process_ends_if_it_is_lost_also_before_the_others_begin_to_meet_it(monkeypatch, is_lost):
+    ended, hear = [], {}
+    monkeypatch.setattr(pmix, "_lost", {3} if is_lost else set())
+    monkeypatch.setattr(pmix, "_ports", {})
+    monkeypatch.setattr(pmix, "_end_wait", lambda library, port: ended.append(port))
+    monkeypatch.setattr(pmix, "_tell_mpi", lambda library, number: None)
+    monkeypatch.setattr(pmix.ctypes, "CDLL", lambda name: types.SimpleNamespace(PMIx_Register_event_handler=print))
+    monkeypatch.setattr(pmix.heartbeat, "listen", hear.__setitem__)
+    pmix.follow_launcher()
+    with pmix.met_at(3, "port"):
+        assert ended == (["port"] if is_lost else [])
+        hear[heartbeat.LOST]("3")
+    hear[heartbeat.LOST]("4")
+    assert ended == ["port"] * (1 + is_lost)
 
 
 def test_what_a_new_process_could_not_take_over_is_refused_at_the_start(monkeypatch):

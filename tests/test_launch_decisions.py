@@ -233,7 +233,7 @@ def test_what_ends_a_group_is_named_in_every_log_with_its_status_and_all_others_
             assert first in done.log(name), name
 
 
-ONE = '[[1], "in step 5", 3, 0.1]'
+ONE = "[[1], 4, true, 3, 0.1]"
 # events, the ranks that are lost
 LOSSES = {
     "killed": (["1 rank 1 exits -9"], {1}),
@@ -257,11 +257,20 @@ def test_a_process_that_was_asked_to_leave_has_left_and_is_not_lost(tmp_path, ca
     members = made.decisions.members
     made.decisions.joins = types.SimpleNamespace(leaving=[members["rank 1"]], hear=lambda *words: None)
     members["rank 1"].return_code = members["rank 2"].return_code = 0
-    loss = json.dumps([[1, 2], "after step 5", 2, 0.125])
+    loss = json.dumps([[1, 2], 5, True, 2, 0.125])
     made.decisions.hear("rank 0", {"heartbeat": f"goes on without {loss}"})
-    said = "lost after step 5: process 2; left after step 5: process 1; 2 go on after 0.12 s"
+    said = "lost in step 6: process 2; left after step 5: process 1; 2 go on after 0.12 s"
     assert said in capsys.readouterr().err
     assert made.decisions.lost() == ["rank 2"]
+    made.logs.close()
+
+
+def test_a_loss_ends_all_where_nobody_would_be_left_but_processes_that_are_about_to_leave(tmp_path):
+    made = Group(tmp_path, [], workers=2, min_processes=1)
+    members = made.decisions.members
+    made.decisions.joins = types.SimpleNamespace(leaving=[members["rank 1"]], hear=lambda *words: None)
+    made.decisions._lose(members["rank 0"], "rank 0 was killed by SIGKILL", 137)
+    assert made.decisions.failure.exit_code == 137 and not members["rank 0"].is_lost
     made.logs.close()
 
 

@@ -513,3 +513,14 @@ def test_nothing_outlives_a_launcher_that_is_killed(run, tmp_path):
     os.kill(launcher, signal.SIGKILL)
     os.waitpid(launcher, 0)
     assert_nothing_is_left(str(tmp_path / "script.py"))
+
+
+def test_only_what_a_stranger_says_first_has_to_be_short():
+    here, there = socket.socketpair()
+    with here, there:
+        connection = agent.Connection(here, 100)
+        there.sendall(b'{"hello": 1}\n"' + b"x" * 200 + b'"\n')  # as a stub, which sends its variables at once
+        assert connection.receive() == [{"hello": 1}, "x" * 200]
+        there.sendall(b'"' + b"x" * 200)
+        with pytest.raises(ValueError, match="longer than 100 bytes"):
+            connection.receive()

@@ -40,19 +40,23 @@ def send(text: str) -> None:
             os.write(number, text.encode() + b"\n")
 
 
-def left_out(gone: Sequence[int], where: str, num_left: int, seconds: float, leaving: Collection[int] = ()) -> str:
+def left_out(
+    gone: Sequence[int], step: int, in_step: bool, num_left: int, seconds: float, leaving: Collection[int] = ()
+) -> str:
     """What is said of processes without which the others go on.
 
     Args:
         gone: their numbers.
-        where: such as ``"in step 5"``.
+        step: how many steps all had made.
+        in_step: whether some were in the next one, which those that are asked to leave do not begin.
         num_left: how many go on.
         seconds: for which those were held.
         leaving: the numbers of those that were asked to leave; only the launcher knows them.
     """
     asked = {*gone}.intersection(leaving)
-    parts = [("lost", {*gone} - asked), ("left", asked)]
-    said = [f"{what} {where}: process {', '.join(map(str, sorted(some)))}" for what, some in parts if some]
+    where = f"in step {step + 1}" if in_step else f"after step {step}"
+    parts = [(f"lost {where}", {*gone} - asked), (f"left after step {step}", asked)]
+    said = [f"{what}: process {', '.join(map(str, sorted(some)))}" for what, some in parts if some]
     return "; ".join([*said, f"{num_left} go on after {seconds:.2f} s"])
 
 

@@ -122,12 +122,12 @@ class Decisions:
             if not member.is_lost and not member.is_new:
                 self._exited(member)
 
-    def _note_left_out(self, gone: Sequence[int], where: str, num_left: int, seconds: float) -> None:
+    def _note_left_out(self, gone: Sequence[int], step: int, in_step: bool, num_left: int, seconds: float) -> None:
         """The others go on without these for good; see :func:`.heartbeat.left_out`."""
         members = {number: self.members[f"rank {number}"] for number in gone}
         leaving = [] if self.joins is None else self.joins.leaving
         asked = [number for number in gone if members[number] in leaving]
-        text = heartbeat.left_out(gone, where, num_left, seconds, asked)
+        text = heartbeat.left_out(gone, step, in_step, num_left, seconds, asked)
         self.logs.say(text, [worker.name for worker in self.workers])
         for member in members.values():
             member.left_out = True
@@ -340,7 +340,8 @@ class Decisions:
     def _lose(self, member: Member, message: str, exit_code: int) -> None:
         """A process is lost: it is ended, and the others go on without it if enough of them are left."""
         others = [other for other in self.workers if other is not member and not other.is_lost]
-        if not member.is_worker or len(others) < self.min_processes:
+        stay = [other for other in others if self.joins is None or other not in self.joins.leaving]
+        if not member.is_worker or len(stay) < self.min_processes:
             self.ending.fail(member.name, message, exit_code, self.advice if member.is_worker else "")
         elif not member.is_lost and self.failure is None:
             member.is_lost = True

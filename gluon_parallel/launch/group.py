@@ -189,7 +189,8 @@ class Launcher:
                 self._close(self._stubs.pop(name))
             starter = self._starters.get(name)
             if member.is_lost and (member.is_cut_off or not member.has_come) and starter and starter.poll() is None:
-                starter.kill()
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(starter.pid, signal.SIGKILL)  # what --rsh names may have started another one
 
     def _greet(self, connection: agent.Connection, message: Any) -> Optional[str]:
         """The member whose agent connected; None for a stranger, who does not know the token."""

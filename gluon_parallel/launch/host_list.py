@@ -1,8 +1,14 @@
 """List of hosts that is watched: a file, or what a script prints."""
 
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
 import subprocess
+import tempfile
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Callable, Optional
 
 from ..errors import LaunchError
 from ..launch_engines import hosts
@@ -15,20 +21,39 @@ def ask(script: str) -> list[hosts.Host]:
     """The hosts that a script prints; LaunchError: it prints none, with what it says instead."""
     where = f"--host-discovery-script {script}"
     try:
-        done = subprocess.run([script], **_OUTPUT, timeout=_LIMIT)
+        running = _Running(script)
     except OSError as error:
         raise LaunchError(f"{where}: it does not start: {error}") from error
-    except subprocess.TimeoutExpired as error:
-        raise LaunchError(f"{where}: {_wrong(None, (error.output or b'').decode(errors='replace'))}") from error
-    if done.returncode:
-        raise LaunchError(f"{where}: {_wrong(done.returncode, done.stdout)}")
-    return hosts.read_text(done.stdout, where)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        running.process.wait(_LIMIT)
+    status, said = running.end()
+    if status != 0:
+        raise LaunchError(f"{where}: {_wrong(status, said)}")
+    return hosts.read_text(said, where)
 
 
-_OUTPUT: dict[str, Any] = {
-    "stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True,
-    "errors": "replace",
-}  # fmt: skip
+class _Running:
+    """A script that runs, in a process group of its own, and writes into a file."""
+
+    def __init__(self, script: str) -> None:
+        with contextlib.ExitStack() as if_it_fails:
+            # A pipe would stay open in what the script has left behind.
+            self._output = if_it_fails.enter_context(tempfile.TemporaryFile())
+            self.process = subprocess.Popen(
+                [script], stdin=subprocess.DEVNULL, stdout=self._output, stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )  # fmt: skip
+            if_it_fails.pop_all()
+
+    def end(self) -> tuple[Optional[int], str]:
+        """End it, and what it has started; returns its status, None if it was at work still, and what it has said."""
+        status = self.process.poll()
+        with contextlib.suppress(ProcessLookupError):  # all have ended
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        with self._output:
+            self._output.seek(0)
+            return status, self._output.read().decode(errors="replace")
 
 
 def _wrong(status: Optional[int], said: str) -> str:
@@ -53,7 +78,7 @@ class HostList:
         self, file: Optional[str], script: Optional[str], say: Callable[[str], None], takes_others: bool = True
     ) -> None:
         self._file, self._script, self._say, self._takes_others = file, script, say, takes_others
-        self._running: Optional[subprocess.Popen] = None
+        self._running: Optional[_Running] = None
         self._next = self._since = 0.0
         self._before: Optional[str] = None  # the text of the last look
         self._complaint = ""
@@ -73,8 +98,7 @@ class HostList:
     def close(self) -> None:
         """End the script, if it runs."""
         if self._running is not None:
-            self._running.kill()
-            self._running.communicate()
+            self._running.end()
             self._running = None
 
     def _read_file(self) -> None:
@@ -85,20 +109,18 @@ class HostList:
 
     def _start_script(self, script: str, now: float) -> None:
         try:
-            self._running = subprocess.Popen([script], **_OUTPUT)
+            self._running = _Running(script)
             self._since = now
         except OSError as error:
             self._complain(f"--host-discovery-script {script}: it does not start: {error}")
 
-    def _look_at_script(self, running: subprocess.Popen, now: float) -> None:
-        if running.poll() is None and now - self._since < _LIMIT:
+    def _look_at_script(self, running: _Running, now: float) -> None:
+        if running.process.poll() is None and now - self._since < _LIMIT:
             return
-        late = running.returncode is None
-        running.kill()
-        said, self._running = running.communicate()[0], None
+        (status, said), self._running = running.end(), None
         where = f"--host-discovery-script {self._script}"
-        if late or running.returncode:
-            self._complain(f"{where}: {_wrong(None if late else running.returncode, said)}")
+        if status != 0:
+            self._complain(f"{where}: {_wrong(status, said)}")
         else:
             self._take(said, where)
 
@@ -117,7 +139,8 @@ class HostList:
                 f"{where}: the launch has begun on this machine alone, where {', '.join(others)} cannot reach it. "
                 "Start it with a list that has this machine's address in place of localhost, or another host"
             )
-        self.hosts = [host for host in found if host.name not in others]
+        if len(others) < len(found):
+            self.hosts = [host for host in found if host.name not in others]
         self._complaint = "" if not others else self._complaint
 
     def _complain(self, text: str) -> None:

@@ -19,6 +19,7 @@ _SO_OFTEN = 3  # losses so soon, after which a place stays empty for a while
 _MEETS = 3.0  # seconds after a loss in which the others have met a new process, or never will
 _WHILE = 60.0  # seconds of the first while; each further one is twice as long
 _ANSWERS = 0.5  # part of the limit in which an agent on a host answers
+_SILENT = 0.7  # part of the limit after which nothing will come from the host of a new process any more
 _ASKED_AGAIN = 5.0  # seconds after which a host that has not answered is asked again; then twice as long, and so on
 _ASKED_LAST = 600.0  # at most
 _BROKEN_OFF = "another process was lost while it was met"
@@ -215,6 +216,9 @@ class Joins:
             self._num_rest, self._lost_since = len(rest), now
         elif self._is_ready and now - self._lost_since > _MEETS:  # MPI may wait for ever in the middle of the meeting
             self.fail(_BROKEN_OFF, now, rest)
+        elif self._is_ready and now - new.heard > _SILENT * self.limit:
+            new.is_cut_off = True
+            self.fail("nothing comes from its host any more", now, rest)
         elif not self._is_ready and now - self._asked > self.limit:
             what = "its script did not come to gp.prepare" if new.has_stub else "mpirun did not start it"
             self.fail(f"{what} within {self.limit:g} s (--timeout)", now, rest)

@@ -94,7 +94,8 @@ class Connection:
         except OSError:
             data = b""
         *lines, self._rest = (self._rest + data).split(b"\n")
-        if any(len(line) > self.limit for line in (*lines, self._rest)):
+        come = [*lines, self._rest]  # all but the first from one that has said who it is
+        if len(come[0]) > self.limit or any(len(line) > LINE for line in come[1:]):
             raise ValueError(f"a message is longer than {self.limit} bytes")
         try:
             return [json.loads(line) for line in lines] if data else None

@@ -82,11 +82,8 @@ def connect(store: MPI, new: int, port: str) -> None:
             comm.Revoke()  # the new process must not wait
         return None, problem or "another process could not meet it"
 
-    pmix.ports[new] = port  # so that Connect ends if it is lost meanwhile
-    try:
+    with pmix.met_at(new, port):
         comm, ranks = made_within_limit(progress, meet)
-    finally:
-        del pmix.ports[new]
     if comm is None:
         text = f"store 'mpi', {progress.name}: its communicator was revoked, as a new process could not be met"
         progress.fail(WorkerLost(text), tell=False)  # at once, so that regrouping begins by its end

@@ -98,8 +98,7 @@ class Others:
     def _say(self, lost: Sequence[int], rows: np.ndarray, seconds: float) -> None:
         """One line per loss, in the logs of all processes and on the launcher's terminal."""
         _, step, in_step = rows[rows[:, 0].argmin()]
-        where = f"in step {step + 1:.0f}" if in_step else f"after step {step:.0f}"
-        loss = ([*lost], where, self._store.num_workers, seconds)
+        loss = ([*lost], int(step), bool(in_step), self._store.num_workers, seconds)
         if not heartbeat.is_heard():
             LOG.warning(f"gluon_parallel: {heartbeat.left_out(*loss)}")
         elif self._store.rank == 0:

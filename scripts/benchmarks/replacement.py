@@ -119,10 +119,10 @@ def main():
                 taken[way].append(pause(file))
             if options.torch_python:
                 tries = (Path(name, f"torchrun {turn}.{number}") for number in range(5))
-                file = next((file for file in tries if run_torch(options.torch_python, file)), None)
-                if file is None:
+                good = next((file for file in tries if run_torch(options.torch_python, file)), None)
+                if good is None:
                     sys.exit("torchrun: no restart in five tries")
-                taken["torchrun"].append(pause(file))
+                taken["torchrun"].append(pause(good))
     part = (
         f"{kvstore.TITLES['lenet']}, adam, 2 processes: pause when one is killed {EPOCH - 1} steps after a checkpoint"
     )

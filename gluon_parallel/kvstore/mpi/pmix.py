@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .. import heartbeat
@@ -45,8 +46,9 @@ def follow_launcher() -> None:
     def note_loss(text: str) -> None:
         number = int(text)
         _tell_mpi(library, number)
-        if number in ports:
-            _end_wait(library, ports[number])
+        _lost.add(number)  # before the look at the ports: `met_at` does it the other way round
+        if (port := _ports.get(number)) is not None:
+            _end_wait(library, port)
 
     heartbeat.listen(heartbeat.LOST, note_loss)
 
@@ -61,7 +63,20 @@ def _go_on(*arguments: Any) -> None:
 
 # number -> (job, rank in it) of processes that have met those of another job
 process_names: dict[int, tuple[str, int]] = {}
-ports: dict[int, str] = {}  # number -> port of a new process that this one is about to meet
+_ports: dict[int, str] = {}  # number -> port of a new process that this one meets
+_lost: set[int] = set()  # numbers of processes that are lost
+
+
+@contextlib.contextmanager
+def met_at(number: int, port: str) -> Iterator[None]:
+    """Within this block, MPI's Connect to that port ends if the process of that number is lost, or is so already."""
+    _ports[number] = port
+    try:
+        if number in _lost:
+            _end_wait(ctypes.CDLL(_LIBRARY), port)
+        yield
+    finally:
+        del _ports[number]
 
 
 def own_process_name() -> tuple[str, int]:
