@@ -105,7 +105,7 @@ def test_workers_have_the_temporary_folder_of_the_training_which_removes_it(pool
     assert pool.apply(util.get_temp_dir) == util.get_temp_dir()
 
 
-def test_the_temporary_folder_of_a_killed_training_is_removed_by_a_launch_and_that_of_a_living_one_stays(tmp_path):
+def test_the_temporary_folder_of_a_killed_training_is_removed_by_the_next_and_that_of_a_living_one_stays(tmp_path):
     script = """
         import multiprocessing, os, signal, sys
         import gluon_parallel
@@ -118,7 +118,7 @@ def test_the_temporary_folder_of_a_killed_training_is_removed_by_a_launch_and_th
         assert pool.apply(os.path.isdir, [multiprocessing.util.get_temp_dir()])
     """
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    for fate, status, num_left in (("killed", -signal.SIGKILL, 1), ("ends", 0, 0)):
+    for fate, status, num_left in (("killed", -signal.SIGKILL, 1), ("killed", -signal.SIGKILL, 1), ("ends", 0, 0)):
         command = [sys.executable, "-c", textwrap.dedent(script), fate]
         assert subprocess.run(command, env=environment, timeout=120).returncode == status
         assert len([*tmp_path.iterdir()]) == num_left

@@ -83,7 +83,8 @@ def _make_folder() -> None:
     """Make the folder of multiprocessing's sockets here; else each worker makes one, and leaves it when terminated."""
     config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     if config.get("tempdir") is None:
-        made = leftovers.make_folder()  # where this process is killed, a launch removes it
+        leftovers.remove_leftovers()
+        made = leftovers.make_folder()  # where this process is killed, the next such process or a launch removes it
         util.Finalize(None, leftovers.remove_folder, made, exitpriority=_END_FOLDER)
         config["tempdir"] = made[0]
 

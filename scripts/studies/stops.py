@@ -7,8 +7,9 @@ A try starts a training, alone or by ``gluon-parallel launch``, with or without 
 without ``--min-processes``. After some steps it gets a signal (a process, the launcher, all of them), its disk is full,
 or strangers connect to its ports. Where it has to go on, it has to make more steps, and is asked to stop then. It must
 end within a limit, with the right status, name the lost process, and have a checkpoint of the step at which it stopped.
-No process, shared memory, temporary file or unfinished file may be left; what a killed launcher leaves must go by the
-end of the next launch. A line per try that is wrong says why; the table at the end counts all. It needs Linux.
+No process, shared memory, temporary file or unfinished file may be left; what is left by a launcher, or by a training
+alone, that was killed must go by the end of the next one. A line per try that is wrong says why; the table at the end
+counts all. It needs Linux.
 """
 
 from __future__ import annotations
@@ -243,14 +244,15 @@ class Try:
             self.said(),
             *(path.read_text("utf-8", "replace") for path in (self.folder / "logs").glob("*.log")),
         ]
-        found = re.findall(r"stopped in epoch \d+, after step (\d+); (\S+) has everything", "\n".join(everything))
+        said = r"stopped (?:in epoch \d+, )?after ((?:step|epoch) \d+); (\S+) has everything"
+        found = re.findall(said, "\n".join(everything))
         if not found:
             raise Wrong("it does not say at which step it has stopped")
-        step, path = found[-1]  # the logs have those of earlier starts, too
+        where, path = found[-1]  # the logs have those of earlier starts, too
         try:
             gp.archive.read(path)
         except gp.errors.CheckpointError as error:
-            raise Wrong(f"after step {step}: {error}") from None
+            raise Wrong(f"after {where}: {error}") from None
 
     def goes_on(self) -> None:
         """It makes more steps, and stops when it is asked to."""
@@ -335,6 +337,7 @@ def kill_process(one: Try) -> None:
         lost(one, rank, "was killed by SIGKILL")
     else:
         one.ended(-signal.SIGKILL)
+        one.start_again()
 
 
 def stop_process(one: Try) -> None:
