@@ -105,6 +105,22 @@ def test_workers_have_the_temporary_folder_of_the_training_which_removes_it(pool
     assert pool.apply(util.get_temp_dir) == util.get_temp_dir()
 
 
+def test_a_pool_that_begins_after_the_temporary_folder_is_gone_has_another_one(tmp_path):
+    script = """
+        import multiprocessing, os
+        from multiprocessing import util
+        import gluon_parallel
+        multiprocessing.Pool(1)
+        util._run_finalizers()  # as at the end of a program
+        assert not os.listdir(os.environ["TMPDIR"])
+        with multiprocessing.Pool(1) as pool:
+            assert pool.apply(os.path.isdir, [util.get_temp_dir()])
+    """
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    assert subprocess.run([sys.executable, "-c", textwrap.dedent(script)], env=environment, timeout=120).returncode == 0
+    assert not [*tmp_path.iterdir()]
+
+
 def test_the_temporary_folder_of_a_killed_training_is_removed_by_the_next_and_that_of_a_living_one_stays(tmp_path):
     script = """
         import multiprocessing, os, signal, sys

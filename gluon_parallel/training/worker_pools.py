@@ -85,8 +85,13 @@ def _make_folder() -> None:
     if config.get("tempdir") is None:
         leftovers.remove_leftovers()
         made = leftovers.make_folder()  # where this process is killed, the next such process or a launch removes it
-        util.Finalize(None, leftovers.remove_folder, made, exitpriority=_END_FOLDER)
+        util.Finalize(None, _remove_folder, (config, *made), exitpriority=_END_FOLDER)
         config["tempdir"] = made[0]
+
+
+def _remove_folder(config: dict, folder: str, lock: mmap.mmap) -> None:
+    leftovers.remove_folder(folder, lock)
+    config["tempdir"] = None  # a later pool, at the end of the program, makes another one
 
 
 def _end(terminate: util.Finalize, workers: list, handler: Any, wakes_handler: Any) -> None:
