@@ -111,6 +111,15 @@ def test_the_others_go_on_without_a_new_process_that_does_not_join_and_say_why(u
 
 @needs_mpi
 @pytest.mark.slow
+def test_the_others_go_on_when_a_new_process_is_lost_before_one_of_them_has_sent_it_anything(undisturbed, tmp_path):
+    """MPI looks up an address when it first sends: here when another process says that the meeting has failed."""
+    orders = "2:10:SIGKILL", "3:met:SIGKILL", "1:lost3:late"
+    output = check(undisturbed, tmp_path, *orders, num=3, epochs=80)
+    assert re.search(r"rank 3 did not join: it was killed by SIGKILL.*; 2 go on", output) and "joined: rank 4" in output
+
+
+@needs_mpi
+@pytest.mark.slow
 def test_a_new_process_that_is_lost_after_it_has_joined_is_replaced(undisturbed, tmp_path):
     output = check(undisturbed, tmp_path, "1:5:SIGKILL", "2:150:SIGKILL", epochs=80)
     assert "joined: rank 2, rank 3" in output

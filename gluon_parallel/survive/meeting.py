@@ -32,6 +32,7 @@ class DidNotJoin(Exception):
 
 def open_port(store: MPI) -> str:
     """In a new process: the name of a port at which it can be met."""
+    pmix.offer_addresses()
     with MPI_LOCK:
         return store._progress.mpi.Open_port()
 
@@ -61,11 +62,12 @@ def connect(store: MPI, new: int, port: str) -> None:
         before, made = _handles(progress.mpi), set[int]()
         _before_meeting()
         try:
+            _know(progress, new)
             between = progress.comm.Connect(port if progress.rank == 0 else "")
             made = _handles(progress.mpi) - before
             comm = _merged(progress, between, is_new=False)
             ranks = _exchange_process_names(progress, comm, progress.ranks[progress.rank])
-        except (progress.mpi.Exception, TimeoutError) as error:
+        except (progress.mpi.Exception, OSError) as error:
             problem = error
             progress.comm.Revoke()  # others may wait in the middle for what this one does not send any more
             for handle in made:
@@ -89,6 +91,18 @@ def connect(store: MPI, new: int, port: str) -> None:
         progress.fail(WorkerLost(text), tell=False)  # at once, so that regrouping begins by its end
         raise DidNotJoin(f"MPI could not connect to it: {ranks}")
     _go_on_with(store, comm, ranks)
+
+
+def _know(progress: ProgressEngine, new: int) -> None:
+    """Have all that run know the addresses of a new process; OSError in all of them: one of them does not."""
+    problem = OSError("another process does not know its addresses")
+    try:
+        pmix.get_addresses(new, lambda is_done: _wait(is_done, progress.timeout))
+        knows = True
+    except OSError as error:  # also TimeoutError
+        problem, knows = error, False
+    if progress.comm.Agree(int(knows)) != 1:  # before the others wait for this one in Connect
+        raise problem
 
 
 def _before_meeting() -> None:

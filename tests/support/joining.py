@@ -12,6 +12,7 @@ import numpy as np
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.kvstore.environment import joins
+from gluon_parallel.kvstore.mpi import pmix
 from gluon_parallel.survive import meeting
 from mxnet import gluon
 
@@ -43,8 +44,9 @@ class Orders:
     """What is to happen to which process, in words ``number:moment:what``.
 
     A moment is a number of steps, ``begin`` (of a process that joins, before gp.prepare), ``meet`` or ``meet+5`` (5 ms
-    after those that train begin to meet a new one); what happens is a signal, ``sleep``, ``host`` (it waits until its
-    host is lost) or, at the beginning, ``net``.
+    after those that train begin to meet a new one), ``met`` (of one that joins: MPI has connected it to the others) or
+    ``lost3`` (this process hears that process 3 is lost); what happens is a signal, ``sleep``, ``host`` (it waits until
+    its host is lost), ``late`` (a second passes) or, at the beginning, ``net``.
     """
 
     def __init__(self, words):
@@ -55,6 +57,9 @@ class Orders:
         if moments:
             connect, self._delay = meeting.connect, float(moments[0].partition("+")[2] or 0) / 1e3
             meeting.connect = lambda *arguments: [self.meet(moments[0]), connect(*arguments)][1]
+        merged, tell = meeting._merged, pmix._tell_mpi
+        meeting._merged = lambda *arguments, **named: [self.at("met"), merged(*arguments, **named)][1]
+        pmix._tell_mpi = lambda library, number: [self.at(f"lost{number}"), tell(library, number)][1]
 
     def at(self, moment):
         what = self._mine.pop(str(moment), "")
@@ -63,6 +68,8 @@ class Orders:
         elif what in ("sleep", "host"):
             print(f"waits at {moment}", flush=True)
             time.sleep(1000)
+        elif what == "late":
+            time.sleep(1)
         return what
 
     def meet(self, moment):

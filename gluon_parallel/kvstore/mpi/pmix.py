@@ -6,14 +6,15 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Callable
 
 from .. import heartbeat
 
 _LIBRARY = "libpmix.so.2"  # which Open MPI has loaded
 # Numbers of the PMIx standard
 _ACTION_COMPLETE, _LOST_CONNECTION, _LOST_SERVER, _ENDED = -334, -61, -101, -200
-_PROC_LOCAL, _BOOL, _STRING, _PROC = 7, 1, 3, 22  # a range: this process alone; types of values
+_PROC_LOCAL, _GLOBAL, _BOOL, _STRING, _PROC = 7, 3, 1, 3, 22  # ranges: this process, all; types of values
+_KNOWN = b"gluon_parallel.known"
 
 _DONE = ctypes.CFUNCTYPE(
     None, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
@@ -22,6 +23,9 @@ _HANDLER = ctypes.CFUNCTYPE(
     None, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p,
     ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p,
 )  # fmt: skip
+
+
+_ANSWER = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 
 
 class _Process(ctypes.Structure):
@@ -112,6 +116,48 @@ def _end_wait(library: ctypes.CDLL, port: str) -> None:
         info = _info(library, f"{port}:{key}".encode(), b"it is lost", _STRING)
         library.PMIx_Publish(info, ctypes.c_size_t(1))
         library.PMIx_Info_free(info, ctypes.c_size_t(1))
+
+
+class _Value(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_uint16), ("text", ctypes.c_char_p), ("others", ctypes.c_char * 32))
+
+
+_answers: dict[int, int] = {}  # number of a process -> PMIx's status of its addresses
+
+
+@_ANSWER
+def _note_answer(status: int, value: Any, number: int) -> None:
+    _answers[number] = status
+
+
+def offer_addresses() -> None:
+    """In a new process: let others get its addresses, and those of its shared memory; see :func:`get_addresses`."""
+    library, value = ctypes.CDLL(_LIBRARY), _Value(_STRING, b"yes")
+    status = library.PMIx_Put(ctypes.c_uint8(_GLOBAL), _KNOWN, ctypes.byref(value)) or library.PMIx_Commit()
+    if status:
+        raise OSError(f"mpirun does not make this process known: error {status} of PMIx")
+
+
+def get_addresses(number: int, wait: Callable[[Callable[[], bool]], None]) -> None:
+    """Have MPI know at once all that it would ask mpirun for when it first sends to that new process.
+
+    It would wait for ever if the process is lost by then: mpirun does not answer about one that has ended.
+
+    Args:
+        wait: returns when what it is given returns True, or raises.
+
+    Raises:
+        OSError: the process is lost, or PMIx does not know it.
+    """
+    job, rank = process_names[number]
+    process, no_info = _Process(job.encode(), rank), (None, ctypes.c_size_t(0))
+    library = ctypes.CDLL(_LIBRARY)
+    status = library.PMIx_Get_nb(ctypes.byref(process), _KNOWN, *no_info, _note_answer, ctypes.c_void_p(number))
+    if not status:  # all that the process has made known comes with the answer
+        wait(lambda: number in _answers or number in _lost)
+        status = _answers.get(number, _ENDED)
+    if status:
+        raise OSError(f"MPI gets no addresses of process {number}: error {status} of PMIx")
 
 
 class _Program(ctypes.Structure):
