@@ -1,14 +1,15 @@
 """Processes join a training in the place of lost ones; all end with the weights of an undisturbed training."""
 
+import contextlib
 import functools
 import itertools
 import json
 import pickle
 import re
+import socket
 import subprocess
 import sys
 import threading
-import time
 import types
 from pathlib import Path
 
@@ -26,8 +27,9 @@ from gluon_parallel.launch.host_list import HostList, ask
 from gluon_parallel.launch.joins import Joins
 from gluon_parallel.launch.logs import Logs
 from gluon_parallel.launch.member import Member
+from gluon_parallel.launch_engines import hosts as own_hosts
 from gluon_parallel.launch_engines.hosts import Host
-from gluon_parallel.survive import progress
+from gluon_parallel.survive import newcomers, progress
 from gluon_parallel.training.checkpoint import restore, state
 from mxnet import gluon
 from mxnet.contrib.amp.loss_scaler import LossScaler
@@ -135,20 +137,28 @@ def test_a_loop_that_cannot_begin_in_the_middle_is_refused_at_the_start(tmp_path
     assert "its loop cannot begin in the middle; of step, train = gp.survive(...) write" in output
 
 
-def change(folder, *changes):
-    """A thread that calls functions, each once a process's log has words: (number of the process, words, function)."""
+@contextlib.contextmanager
+def changing(folder, *changes):
+    """Within this block, functions are called once logs have words: (number of the process, words, function) each."""
+    ended, begun = threading.Event(), []
 
     def wait_and_call():
-        until = time.monotonic() + 250
         for number, words, function in changes:
             log = folder / "logs" / f"rank-{number}.log"
-            while not (log.exists() and words in log.read_text()) and time.monotonic() < until:
-                time.sleep(0.1)
+            while not (log.exists() and words in log.read_text()):
+                if ended.wait(0.1):
+                    return
+            begun.append(words)
             function()
 
     thread = threading.Thread(target=wait_and_call)
     thread.start()
-    return thread
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+    assert begun == [words for _, words, _ in changes]
 
 
 @needs_mpi
@@ -159,13 +169,11 @@ def test_processes_come_and_leave_as_the_list_of_hosts_says(undisturbed, tmp_pat
     script = tmp_path / "hosts.sh"
     script.write_text(f"#!/bin/sh\ncat {listed}\n")
     script.chmod(0o755)
-    thread = change(
-        tmp_path, (0, "begins at step 0", lambda: listed.write_text("localhost slots=3")),
-        (0, "joined after", lambda: listed.write_text("localhost slots=1")),
-    )  # fmt: skip
+    more = 0, "begins at step 0", lambda: listed.write_text("localhost slots=3")
+    fewer = 0, "joined after", lambda: listed.write_text("localhost slots=1")
     options = ["--max-processes", 4, "--host-discovery-script", script]
-    output = check(undisturbed, tmp_path, "slow", options=options, epochs=80, size=1)
-    thread.join()
+    with changing(tmp_path, more, fewer):
+        output = check(undisturbed, tmp_path, "slow", options=options, epochs=80, size=1)
     assert "rank 2 comes to the others; it joins when its script has come to gp.prepare" in output
     assert "rank 2 leaves after its step: the list has 1 processes on localhost" in output
     assert "left after step" in output and "lost" not in output
@@ -213,12 +221,9 @@ def test_a_process_of_a_lost_host_is_replaced_on_another_one(undisturbed, tmp_pa
     listed = tmp_path / "hosts"
     with hosts(3) as made:
         listed.write_text("".join(f"{name} slots=1\n" for name in made.names))
-        thread = change(tmp_path, (1, "waits at 10", lambda: getattr(made, how)(1)))
-        options = ["--max-processes", 2]
-        output = check_on(
-            made, listed, tmp_path, options, "1:10:host", undisturbed=undisturbed, epochs=60, limit=30
-        )  # fmt: skip
-        thread.join()
+        words = {"undisturbed": undisturbed, "epochs": 60, "limit": 30}
+        with changing(tmp_path, (1, "waits at 10", lambda: getattr(made, how)(1))):
+            output = check_on(made, listed, tmp_path, ["--max-processes", 2], "1:10:host", **words)
         assert f"rank 2 on {made.names[2]} takes the place of rank 1; it joins when" in output
         assert made.processes(0) == made.processes(2) == []
 
@@ -230,10 +235,9 @@ def test_a_lost_host_that_comes_back_gets_its_process_again_where_no_other_has_a
     with hosts(2) as made:
         listed.write_text("".join(f"{name} slots=1\n" for name in made.names))
         lost, back = (1, "waits at 10", lambda: made.unplug(1)), (0, "does not answer", lambda: made.plug(1))
-        thread = change(tmp_path, lost, back)
         words = {"undisturbed": undisturbed, "epochs": 40, "limit": 30}
-        output = check_on(made, listed, tmp_path, ["--max-processes", 2], "1:10:host", **words)
-        thread.join()
+        with changing(tmp_path, lost, back):
+            output = check_on(made, listed, tmp_path, ["--max-processes", 2], "1:10:host", **words)
         assert f"rank 2 on {made.names[1]} takes the place of rank 1; it joins when" in output
         assert made.processes(0) == made.processes(1) == []
 
@@ -249,15 +253,14 @@ def test_processes_come_to_a_host_that_is_added_and_leave_one_that_is_taken_off(
     with hosts(3) as made:
         first, second, third = made.names
         write(first)  # by its address, so that others find it
-        thread = change(
-            tmp_path, (0, "begins at step 0", lambda: write(first, "no.such.host", second)),
-            (0, "joined after", lambda: write(first, second, third)), (0, "3 go on after", lambda: write(first, third)),
-        )  # fmt: skip
-        options = ["--max-processes", 3]
-        output = check_on(
-            made, listed, tmp_path, options, "slow", undisturbed=undisturbed, num=1, epochs=120, size=2
-        )  # fmt: skip
-        thread.join()
+        changes = [
+            (0, "begins at step 0", lambda: write(first, "no.such.host", second)),
+            (0, "joined after", lambda: write(first, second, third)),
+            (0, "3 go on after", lambda: write(first, third)),
+        ]
+        words = {"undisturbed": undisturbed, "num": 1, "epochs": 120, "size": 2}
+        with changing(tmp_path, *changes):
+            output = check_on(made, listed, tmp_path, ["--max-processes", 3], "slow", **words)
         assert "host no.such.host does not answer" in output
         assert f"rank 1 on {second} comes to the others" in output and f"rank 2 on {third} comes to" in output
         assert f"rank 1 leaves after its step: the list does not name {second} any more" in output
@@ -341,6 +344,7 @@ def test_the_launcher_has_one_that_trains_start_a_new_one_and_tells_all_when_it_
         ({"return_code": 1}, "it ended with status 1"),
         ({"gone": True}, "its agent is gone"),
         ({"stopped_since": 1.0}, "it was stopped (SIGSTOP or the like)"),
+        ({"has_stub": True, "stub_is_gone": True}, "mpirun has ended what stands for it"),
         ({"has_stub": True}, "its script did not come to gp.prepare within 60 s (--timeout)"),
         ({}, "mpirun did not start it within 60 s (--timeout)"),
     ],
@@ -370,6 +374,35 @@ def test_a_new_process_that_others_were_meeting_when_one_of_them_was_lost_is_giv
     vars(group.new).update(fate)
     group.look(2.0 + seconds)
     assert "rank 3 did not join: another process was lost while it was met; 1 go on" in capsys.readouterr().err
+
+
+def test_a_process_that_waits_to_be_met_is_given_up_when_nothing_comes_from_its_host(logs, capsys):
+    group = Group(logs)
+    group.workers[1].is_lost = True
+    group.begin(0.0)
+    group.new.has_stub = True
+    group.say(group.new, heartbeat.READY + "{}", 1.0)
+    group.new.heard = 30.0
+    group.look(70.0)
+    assert group.new.name == "rank 2" and not group.new.is_lost  # it may wait long, as the others may be at a test
+    group.look(72.5)
+    assert "rank 2 did not join: nothing comes from its host any more; 1 go on" in capsys.readouterr().err
+    group.look(73.0)
+    assert group.joins._silent  # so that the next one has a place elsewhere, if there is one
+
+
+def test_a_process_whose_start_fails_here_is_tried_again(logs, capsys):
+    group = Group(logs)
+    group.silent.add("localhost")
+    group.workers[1].is_lost = True
+    group.look(0.0)
+    group.new.not_started = "a process on localhost cannot be started: no memory"
+    group.look(1.0)
+    said = "a process on localhost cannot be started: no memory; it is asked again now and then"
+    assert said in capsys.readouterr().err
+    group.silent.clear()
+    group.join(7.0)
+    assert group.joins.joined == ["rank 2"]
 
 
 def test_a_place_whose_process_was_lost_soon_three_times_stays_empty_for_a_while_that_doubles(logs, capsys):
@@ -505,6 +538,36 @@ def test_the_wait_for_a_new_process_ends_if_it_is_lost_also_before_the_others_be
         hear[heartbeat.LOST]("3")
     hear[heartbeat.LOST]("4")
     assert ended == ["port"] * (1 + is_lost)
+
+
+def test_two_looks_without_a_step_between_meet_no_second_process(monkeypatch):
+    """One of them may have heard of it and the other one not."""
+    sums = np.zeros(1, [("join", "f8", (1,))])[0]
+    header = types.SimpleNamespace(num_sent=1, own={}, read=lambda: sums)
+    monkeypatch.setattr(newcomers, "header_of", lambda trainer: header)
+    found = newcomers.Newcomers(None, None, types.SimpleNamespace(num_workers=2))
+    first, second = (newcomers.Newcomer(number, "port", "host", "job", {}) for number in (3, 4))
+    found._heard.append(first)
+    sums["join"] = 1
+    assert found.after_step() is None and header.own["join"]
+    sums["join"] = 2
+    assert found.after_step() == first and not header.own["join"]
+    found._heard.append(second)
+    assert found.after_step() is None and header.own["join"]
+    sums["join"] = 2
+    assert found.after_step() == second
+
+
+def test_a_machine_that_knows_its_own_name_as_loopback_is_found_by_that_of_another_host(monkeypatch):
+    def look_up(name, port, **options):
+        address = {"here": "127.0.1.1", "there": "127.0.0.9"}[name]
+        return [(socket.AF_INET, socket.SOCK_DGRAM, 0, "", (address, port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(own_hosts, "is_local", lambda name: name == "here")
+    here, there = Host("here", 1), Host("there", 1)
+    assert own_hosts.own_address([here], others_may_come=True) == own_hosts.LOOPBACK
+    assert own_hosts.own_address([here, there], others_may_come=True) == "127.0.0.1"  # from which there is reached
 
 
 def test_what_a_new_process_could_not_take_over_is_refused_at_the_start(monkeypatch):

@@ -61,6 +61,8 @@ class Group:
         elif what == "disconnects":
             self.silent.add(name)
             self.decisions.disconnect(name)
+        elif what == "unties":  # from mpirun
+            self.decisions.disconnect_stub(name)
         elif what == "hushes":
             self.silent.add(name)
         elif what == "stops":
@@ -240,6 +242,7 @@ LOSSES = {
     "stopped": (["1 rank 1 stops"], {1}),
     "silent": (["1 rank 1 hushes"], {1}),
     "the agent is gone": (["1 rank 1 disconnects"], {1}),
+    "mpirun has ended what stands for it": (["50 rank 1 unties"], {1}),
     "hung": (["1 rank 0 says waits for 1", "1 rank 2 says waits for 0 1"], {1}),
     "the others have missed one that ended well": (["1 rank 1 exits 0", f"1 rank 2 says goes on without {ONE}"], {1}),
     "they say so before it has ended": ([f"1 rank 2 says goes on without {ONE}", "2 rank 1 exits 0"], {1}),
@@ -262,6 +265,19 @@ def test_a_process_that_was_asked_to_leave_has_left_and_is_not_lost(tmp_path, ca
     said = "lost in step 6: process 2; left after step 5: process 1; 2 go on after 0.12 s"
     assert said in capsys.readouterr().err
     assert made.decisions.lost() == ["rank 2"]
+    made.logs.close()
+
+
+def test_a_new_process_stays_while_it_is_not_yet_known_why_another_one_has_failed(tmp_path):
+    events = [*all_say("goes on", range(3)), "5 rank 1 says lost another", "5 rank 1 exits 1"]
+    made = Group(tmp_path, events, workers=3, min_processes=1)
+    looks, ends = [], []
+    made.decisions.joins = types.SimpleNamespace(
+        leaving=[], hear=lambda *words: None, look=lambda *words: looks.append(made.now),
+        end=lambda: ends.append(made.now),
+    )  # fmt: skip
+    made.run()
+    assert 0 < len(looks) and looks[-1] < 5 and made.failed_at > 6 and ends[0] == made.failed_at
     made.logs.close()
 
 

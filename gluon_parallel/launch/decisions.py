@@ -88,6 +88,14 @@ class Decisions:
             if member.return_code != 0 and not member.is_new:
                 self._lose(member, f"{member} was lost: the agent that watches it is gone, or its whole host", 1)
 
+    def disconnect_stub(self, name: str) -> None:
+        """What stands for a member under mpirun has ended: to mpirun, and so to MPI, the member is lost."""
+        member = self.members[name]
+        member.stub_is_gone = True
+        if member.return_code is None and not member.is_new:
+            ended = [f" ({one} {describe(code)})" for one, code in self._for_all().items() if code is not None]
+            self._lose(member, f"{member} was lost: mpirun has ended what stands for it{''.join(ended)}", 1)
+
     def hear(self, name: str, message: Mapping[str, Any]) -> None:
         """A message of a member's agent."""
         member = self.members[name]
@@ -216,10 +224,10 @@ class Decisions:
         """Nobody joins before all go on without those that are lost, nor when the first program has ended."""
         if self.joins is not None and not self._losses and self.failure is None:
             rest = self._rest
-            gone = [worker for worker in rest if worker.return_code is not None and worker not in self.joins.leaving]
-            if gone or self._programs_done is not None:
+            ended = [worker for worker in rest if worker.return_code is not None and worker not in self.joins.leaving]
+            if any(worker.return_code == 0 for worker in ended) or self._programs_done is not None:
                 self.joins.end()
-            elif all(worker.goes_on for worker in rest):
+            elif not ended and all(worker.goes_on for worker in rest):
                 self.joins.look(self._now, rest)
 
     def _look_for_the_missing(self) -> None:
@@ -230,7 +238,7 @@ class Decisions:
                 continue
             if not (member.has_come and member.has_stub):
                 if self._now > self.patience:
-                    words = "".join(self.logs.tail(name) for name in self._starters if name not in self.members)
+                    words = "".join(map(self.logs.tail, self._for_all()))
                     words = words or self.logs.tail(member.name)
                     message = f"{member.name} never started: nothing came from it within {self.patience:g} s{words}"
                     self.ending.fail(member.name, message, 1)
@@ -288,6 +296,10 @@ class Decisions:
                 if all(member.has_come for member in here) and self.ending.kill_at is None:
                     message = f"{name}, which has started the processes, {describe(code)}{self.logs.tail(name)}"
                     self.ending.fail(name, message, status(code))
+
+    def _for_all(self) -> dict[str, Optional[int]]:
+        """The commands that start more than one agent, as mpirun does, with the status of those that have ended."""
+        return {name: code for name, code in self._starters.items() if name not in self.members}
 
     def _look_at_starters(self) -> None:
         """Fail where a command has ended without having started its members."""

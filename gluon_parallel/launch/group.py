@@ -147,8 +147,7 @@ class Launcher:
                 self.decisions.disconnect(member)
             elif (of := _key(self._stubs, connection)) is not None:
                 del self._stubs[of]
-                self.decisions.members[of].has_stub = False
-                self._send_if(self.decisions.members[of], end=0, ask=False)  # to mpirun, and so to MPI, it is lost
+                self.decisions.disconnect_stub(of)
             return
         for message in messages:
             if (of := _key(self._stubs, connection)) is not None:
@@ -183,7 +182,7 @@ class Launcher:
             self._send(name, **order)
 
     def _let_go(self) -> None:
-        """End what stands for members that have ended, and what should have started those that are not waited for."""
+        """End what stands for members that have ended, and commands whose members nobody waits for any more."""
         for name, member in self.decisions.members.items():
             if name in self._stubs and (member.is_lost or member.gone):
                 self._close(self._stubs.pop(name))
@@ -214,12 +213,14 @@ class Launcher:
     def _add_member(self, number: int, host: str, slot: int, slots: int) -> Member:
         """Make a new process known, and start its agent in a place of a host that takes so many."""
         name = f"rank {number}"
-        self.logs.open(name)
         self.engine.new_places[number] = host, slot, slots
         self._tokens[name] = secrets.token_hex(16)
         member = self.decisions.members[name] = Member(name)
         member.is_new, member.has_stub = True, False
-        self._start(start_one(self.engine, self._contact(self._tokens[name]), name, host))
+        try:
+            self._start(start_one(self.engine, self._contact(self._tokens[name]), name, host))
+        except OSError as error:
+            member.not_started = f"a process on {host} cannot be started: {error}"
         return member
 
     def _start_stub(self, starter: Member, new: Member) -> None:

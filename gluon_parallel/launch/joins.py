@@ -14,19 +14,19 @@ from .host_list import HostList
 from .logs import Logs
 from .member import Member, describe
 
-_SOON = 60.0  # seconds; a process that is lost so soon after it has joined may be lost for a reason that stays
-_SO_OFTEN = 3  # losses so soon, after which a place stays empty for a while
-_MEETS = 3.0  # seconds after a loss in which the others have met a new process, or never will
-_WHILE = 60.0  # seconds of the first while; each further one is twice as long
+_SOON = 60.0  # seconds after joining; the reason of a loss within them may stay
+_SO_OFTEN = 3  # losses so soon, after which a place stays empty for a pause
+_MEETS = 3.0  # seconds after a loss in which the others meet a new process, or never do
+_PAUSE = 60.0  # seconds of the first pause; each further one is twice as long
 _ANSWERS = 0.5  # part of the limit in which an agent on a host answers
-_SILENT = 0.7  # part of the limit after which nothing will come from the host of a new process any more
+_SILENT = 0.7  # part of the limit after which a new process from which nothing comes is lost
 _ASKED_AGAIN = 5.0  # seconds after which a host that has not answered is asked again; then twice as long, and so on
 _ASKED_LAST = 600.0  # at most
 _BROKEN_OFF = "another process was lost while it was met"
 
 
 class Place:
-    """What one process at a time has: a number on a host, and how those that had it fared."""
+    """A place for one process on a host, and what has become of those that had it."""
 
     def __init__(self, host: str, slot: int) -> None:
         self.host, self.slot = host, slot
@@ -34,14 +34,14 @@ class Place:
         self.joined = -math.inf  # when its process did, or did not; those that begin have been there always
         self.noted: Optional[Member] = None  # the process whose end was noted last
         self.num_early = 0  # processes in a row that did not join, or were lost soon after it
-        self.closed_until, self.pause = 0.0, _WHILE
+        self.closed_until, self.pause = 0.0, _PAUSE
 
     @property
     def is_free(self) -> bool:
         return self.member is None or self.member.is_lost
 
     def note_end(self, now: float) -> bool:
-        """Its process is gone; returns whether the place stays empty for a while from now on."""
+        """Its process is gone; returns whether the place stays empty for a pause from now on."""
         self.noted = self.member
         self.num_early = self.num_early + 1 if now - self.joined < _SOON else 0
         if self.num_early < _SO_OFTEN:
@@ -61,6 +61,23 @@ class Silence:
         is_first = self.until == 0.0
         self.until, self.pause = now + self.pause, min(2 * self.pause, _ASKED_LAST)
         return is_first
+
+
+class Attempt:
+    """A new process that is to join: its place, and how far it has come."""
+
+    def __init__(self, member: Member, place: Place, replaced: Optional[Member], now: float) -> None:
+        self.member, self.place = member, place
+        self.replaced = replaced  # the lost process in whose place it comes
+        self.since = now  # when its agent was asked for; then when another process was told to start it
+        self.starter: Optional[Member] = None  # that one
+        self.is_ready = False  # it waits to be met
+        self.num_rest, self.lost_since = 0, math.inf  # how many shall meet it; since when they are fewer
+
+    @property
+    def others_are_fewer(self) -> bool:
+        """Whether one of those that were to meet it is lost."""
+        return self.lost_since < math.inf
 
 
 class Joins:
@@ -97,13 +114,7 @@ class Joins:
         self._silent: dict[str, Silence] = {}
         self._vacant: list[Member] = []  # lost ones whose place nobody has taken
         self._next_number = len(workers)
-        self._new: Optional[Member] = None  # the one that is to join
-        self._place = self._at(self._hosts[0].name, 0)  # which it has
-        self._replaced: Optional[Member] = None  # by it
-        self._asked = 0.0  # when it was asked for
-        self._starter: Optional[Member] = None
-        self._is_ready = False
-        self._num_rest, self._lost_since = 0, math.inf  # how many shall meet it; since when they are fewer
+        self._attempt: Optional[Attempt] = None  # of the process that is to join
         self.joined: list[str] = []
         self.leaving: list[Member] = []
 
@@ -114,8 +125,8 @@ class Joins:
         """Decide what follows at this time; `rest` are the processes that train, all of which go on after a loss."""
         if self._wants is not None:
             self._wants.look(now)
-        if self._new is not None:
-            self._look_at_new(self._new, now, rest)
+        if self._attempt is not None:
+            self._look_at(self._attempt, now, rest)
             return
         self._note_ends(now, rest)
         hosts = self._hosts
@@ -163,77 +174,82 @@ class Joins:
 
     def _begin(self, free: Place, hosts: Sequence[Host], now: float) -> None:
         slots = next(host.slots for host in hosts if host.name == free.host)
-        self._new, self._place = self._add(self._next_number, free.host, free.slot, slots), free
-        self._next_number += 1
-        self._asked, self._starter, self._is_ready = now, None, False
-        self._replaced = None
+        replaced = None
         if self._vacant:
-            self._replaced = free.member if free.member in self._vacant else self._vacant[0]
-            self._vacant.remove(self._replaced)
+            replaced = free.member if free.member in self._vacant else self._vacant[0]
+            self._vacant.remove(replaced)
+        self._attempt = Attempt(self._add(self._next_number, free.host, free.slot, slots), free, replaced, now)
+        self._next_number += 1
 
-    def _note_answer(self, new: Member, now: float, rest: Sequence[Member]) -> None:
+    def _note_answer(self, attempt: Attempt, now: float, rest: Sequence[Member]) -> None:
         """Its agent has come, so mpirun may hear of it."""
-        self._silent.pop(self._place.host, None)
-        self._asked = now
-        old = "comes to the others" if self._replaced is None else f"takes the place of {self._replaced.name}"
-        where = f" on {self._place.host}" if self._place.host != "localhost" else ""
-        self._say(f"{new.name}{where} {old}; it joins when its script has come to gp.prepare", rest)
-        self._have_started(new, rest)
+        host, replaced = attempt.place.host, attempt.replaced
+        self._silent.pop(host, None)
+        attempt.since = now
+        comes = "comes to the others" if replaced is None else f"takes the place of {replaced.name}"
+        where = f" on {host}" if host != "localhost" else ""
+        self._say(f"{attempt.member.name}{where} {comes}; it joins when its script has come to gp.prepare", rest)
+        self._have_started(attempt, rest)
 
-    def _have_started(self, new: Member, rest: Sequence[Member]) -> None:
-        self._starter = next(member for member in [*rest, rest[0]] if member not in self.leaving)
-        self._start(self._starter, new)
+    def _have_started(self, attempt: Attempt, rest: Sequence[Member]) -> None:
+        attempt.starter = next(member for member in [*rest, rest[0]] if member not in self.leaving)
+        self._start(attempt.starter, attempt.member)
 
-    def _note_silence(self, new: Member, now: float, rest: Sequence[Member]) -> None:
+    def _note_silence(self, attempt: Attempt, now: float, rest: Sequence[Member]) -> None:
         """Its agent has not come: nobody has heard of the new process, so the next one gets its number."""
-        self._new, self._next_number, new.is_lost = None, self._next_number - 1, True
-        if self._replaced is not None:
-            self._vacant.insert(0, self._replaced)
-        host = self._place.host
+        new, host = attempt.member, attempt.place.host
+        self._attempt, self._next_number, new.is_lost = None, self._next_number - 1, True
+        if attempt.replaced is not None:
+            self._vacant.insert(0, attempt.replaced)
         if self._silent.setdefault(host, Silence()).note(now):
             said = self._logs.tail(new.name)
-            how = f"within {_ANSWERS * self.limit:g} s" if new.starter is None else f"(status {new.starter})"
-            again = "it is asked again now and then"
-            self._say(f"host {host} does not answer {how}, so no process joins there; {again}{said}", rest)
+            how = f"(status {new.starter})" if new.starter is not None else f"within {_ANSWERS * self.limit:g} s"
+            what = new.not_started or f"host {host} does not answer {how}, so no process joins there"
+            self._say(f"{what}; it is asked again now and then{said}", rest)
 
-    def _look_at_new(self, new: Member, now: float, rest: Sequence[Member]) -> None:
+    def _look_at(self, attempt: Attempt, now: float, rest: Sequence[Member]) -> None:
+        new, limit = attempt.member, self.limit
         if not new.has_come:
-            if new.starter is not None or now - self._asked > _ANSWERS * self.limit:
-                self._note_silence(new, now, rest)
-        elif self._starter is None:
-            self._note_answer(new, now, rest)
-        elif not new.has_stub and self._starter.is_lost:
-            self._have_started(new, rest)  # perhaps it was lost before it had done so; else one of two is refused
+            if new.starter is not None or new.not_started or now - attempt.since > _ANSWERS * limit:
+                self._note_silence(attempt, now, rest)
+        elif attempt.starter is None:
+            self._note_answer(attempt, now, rest)
+        elif not new.has_stub and attempt.starter.is_lost:
+            self._have_started(attempt, rest)  # perhaps it was lost before it had done so; else one of two is refused
         elif new.gone and new.return_code is None:
             self.fail("its agent is gone", now, rest)
+        elif new.stub_is_gone:
+            self.fail("mpirun has ended what stands for it", now, rest)
         elif new.return_code is not None:
-            are_fewer = self._is_ready and (len(rest) < self._num_rest or self._lost_since < math.inf)
+            are_fewer = attempt.is_ready and (len(rest) < attempt.num_rest or attempt.others_are_fewer)
             follows = are_fewer and new.return_code > 0
             self.fail(_BROKEN_OFF if follows else f"it {describe(new.return_code)}", now, rest)
         elif new.stopped_since is not None:
             self.fail("it was stopped (SIGSTOP or the like)", now, rest)
-        elif self._is_ready and len(rest) < self._num_rest:
-            self._num_rest, self._lost_since = len(rest), now
-        elif self._is_ready and now - self._lost_since > _MEETS:  # MPI may wait for ever in the middle of the meeting
-            self.fail(_BROKEN_OFF, now, rest)
-        elif self._is_ready and now - new.heard > _SILENT * self.limit:
-            new.is_cut_off = True
-            self.fail("nothing comes from its host any more", now, rest)
-        elif not self._is_ready and now - self._asked > self.limit:
+        elif attempt.is_ready:
+            if len(rest) < attempt.num_rest:
+                attempt.num_rest, attempt.lost_since = len(rest), now
+            if now - attempt.lost_since > _MEETS:  # MPI may wait for ever in the middle of the meeting
+                self.fail(_BROKEN_OFF, now, rest)
+            elif now - new.heard > _SILENT * limit:
+                new.is_cut_off = True
+                self.fail("nothing comes from its host any more", now, rest)
+        elif now - attempt.since > limit:
             what = "its script did not come to gp.prepare" if new.has_stub else "mpirun did not start it"
-            self.fail(f"{what} within {self.limit:g} s (--timeout)", now, rest)
+            self.fail(f"{what} within {limit:g} s (--timeout)", now, rest)
 
     def hear(self, member: Member, text: str, now: float, rest: Sequence[Member]) -> None:
         """What a process has said of a new one."""
-        new = self._new
-        if new is None:
+        attempt = self._attempt
+        if attempt is None:
             return
-        if member is new and text.startswith(heartbeat.READY) and not self._is_ready:
-            self._is_ready, self._num_rest, self._lost_since = True, len(rest), math.inf
+        new = attempt.member
+        if member is new and text.startswith(heartbeat.READY) and not attempt.is_ready:
+            attempt.is_ready, attempt.num_rest = True, len(rest)
             for other in rest:
                 self._send(other, say=heartbeat.JOINS + text[len(heartbeat.READY) :])
         elif member is new and text == heartbeat.JOINED:
-            self._new, self._place.member, self._place.joined = None, new, now
+            self._attempt, attempt.place.member, attempt.place.joined = None, new, now
             new.is_new = False
             self._workers.append(new)
             self.joined.append(new.name)
@@ -244,23 +260,25 @@ class Joins:
 
     def fail(self, why: str, now: float, rest: Sequence[Member]) -> None:
         """The new process does not join: it is ended, and its place is free again."""
-        new, self._new = self._new, None
-        if new is None:
+        attempt, self._attempt = self._attempt, None
+        if attempt is None:
             return
+        new = attempt.member
         self._send(new, end=0, ask=False)
         new.is_lost = True
-        if self._replaced is not None:
+        if attempt.replaced is not None:
             self._vacant.insert(0, new)
         self._say(f"{new.name} did not join: {why}; {len(rest)} go on", [*rest, new])
         for other in rest:  # those that are about to meet it
             self._send(other, say=heartbeat.LOST + new.name.partition(" ")[2])
-        self._place.member, self._place.joined = new, now
+        attempt.place.member, attempt.place.joined = new, now
 
     def end(self) -> None:
         """All others end: so does the new one."""
-        if self._new is not None:
-            self._send(self._new, end=0, ask=False)
-            self._new.is_lost, self._new = True, None
+        if self._attempt is not None:
+            new, self._attempt = self._attempt.member, None
+            self._send(new, end=0, ask=False)
+            new.is_lost = True
 
     def _say(self, text: str, members: Sequence[Member]) -> None:
         self._logs.say(text, [member.name for member in members])

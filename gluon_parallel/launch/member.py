@@ -16,7 +16,9 @@ class Member:
         self.is_worker = name.startswith("rank ")
         self.has_come = False  # its agent has connected
         self.has_stub = True  # mpirun has started what stands for it; where that is used
+        self.stub_is_gone = False  # and that has ended
         self.starter: Optional[int] = None  # status of the command that was to start its agent, once it has ended
+        self.not_started = ""  # why there is no such command, in words
         self.is_cut_off = False  # nothing comes from its agent any more
         self.host = self.address = ""
         self.process = 0

@@ -1,6 +1,7 @@
 """Hosts of a group: which are named, how many processes each takes, and the launcher's own address."""
 
 import contextlib
+import ipaddress
 import re
 import socket
 from collections.abc import Sequence
@@ -123,9 +124,11 @@ def own_address(hosts: Sequence[Host], others_may_come: bool = False) -> str:
                 family, kind, protocol, _, address = socket.getaddrinfo(host.name, 9, type=socket.SOCK_DGRAM)[0]
                 with socket.socket(family, kind, protocol) as probe:
                     probe.connect(address)  # nothing is sent; the system only chooses the interface
-                    return str(probe.getsockname()[0] if is_other else address[0])
+                    found = str(probe.getsockname()[0] if is_other else address[0])
             except OSError as error:
                 raise LaunchError(f"hosts: {host.name} cannot be reached from here: {error}") from error
+            if is_other or not ipaddress.ip_address(found).is_loopback:  # as Debian has it for its own name
+                return found
     return LOOPBACK
 
 

@@ -100,6 +100,8 @@ class Newcomers:
             header = header_of(self._trainer)
             all_have = header.num_sent > 0 and header.read()["join"][0] == self._store.num_workers
             header.own["join"] = heard and not all_have
+            if all_have:
+                header.read()["join"] = 0  # of this new process alone, also if no step comes before the next look
         else:
             all_have = heard
         return self._heard.popleft() if heard and all_have else None
@@ -144,9 +146,13 @@ def leave(error: BaseException) -> None:
 
 
 def _start(text: str) -> None:
-    """Start a new process, as the launcher asks."""
+    """Start a new process, as the launcher asks; in a thread, as mpirun may be slow to answer, or stopped."""
     order = json.loads(text)
-    try:
-        pmix.spawn(order["argv"], order["env"], order["cwd"])
-    except OSError as error:
-        heartbeat.send(f"{heartbeat.REFUSED}{order['number']} {error}")
+
+    def spawn() -> None:
+        try:
+            pmix.spawn(order["argv"], order["env"], order["cwd"])
+        except OSError as error:
+            heartbeat.send(f"{heartbeat.REFUSED}{order['number']} {error}")
+
+    threading.Thread(target=spawn, name="gluon_parallel.spawn", daemon=True).start()
