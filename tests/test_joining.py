@@ -84,6 +84,9 @@ def test_a_new_process_takes_the_place_of_a_lost_one_and_changes_no_weight(undis
     assert "rank 2 takes the place of rank 1; it joins when its script has come to gp.prepare" in output
     assert re.search(r"joined after step \d+: process 2 on \S+; 2 go on after \d+\.\d\d s", output)
     assert "done; lost on the way, of 2 processes: rank 1; joined: rank 2" in output
+    # Each knows the addresses of the other, as those of one that is lost cannot be got any more.
+    assert "[0] ends with 2 processes, [2] have joined or met it" in output
+    assert "[2] ends with 2 processes, [0] have joined or met it" in output
 
 
 @needs_mpi

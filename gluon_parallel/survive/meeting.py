@@ -32,7 +32,6 @@ class DidNotJoin(Exception):
 
 def open_port(store: MPI) -> str:
     """In a new process: the name of a port at which it can be met."""
-    pmix.offer_addresses()
     with MPI_LOCK:
         return store._progress.mpi.Open_port()
 
@@ -45,6 +44,9 @@ def accept(store: MPI, port: str) -> None:
         between = progress.comm.Accept(port)
         comm = _merged(progress, between, is_new=True)
         ranks = _exchange_process_names(progress, comm, progress.ranks[0])
+        for number in ranks[:-1]:
+            with contextlib.suppress(ProcessLookupError):  # it is lost, as the next exchange hears
+                pmix.get_addresses(number, lambda is_done: _wait(is_done, progress.timeout))
     _go_on_with(store, comm, ranks)
 
 

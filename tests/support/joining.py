@@ -110,7 +110,7 @@ def main(file, folder, kind, epochs, *words):
         if kind == "prepare":
             training.end_epoch(score=0.5)
     gp.check_replicas(net, store)
-    print(f"ends with {store.num_workers} processes", flush=True)
+    print(f"ends with {store.num_workers} processes, {sorted(pmix._answers)} have joined or met it", flush=True)
     if store.rank == 0:
         weights = weights_of(net)
         if kind == "prepare":

@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 from .. import heartbeat
 
@@ -126,12 +126,12 @@ _answers: dict[int, int] = {}  # number of a process -> PMIx's status of its add
 
 
 @_ANSWER
-def _note_answer(status: int, value: Any, number: int) -> None:
-    _answers[number] = status
+def _note_answer(status: int, value: Any, number: Optional[int]) -> None:
+    _answers[number or 0] = status  # ctypes has None for 0
 
 
 def offer_addresses() -> None:
-    """In a new process: let others get its addresses, and those of its shared memory; see :func:`get_addresses`."""
+    """Let others get the addresses of this process; see :func:`get_addresses`."""
     library, value = ctypes.CDLL(_LIBRARY), _Value(_STRING, b"yes")
     status = library.PMIx_Put(ctypes.c_uint8(_GLOBAL), _KNOWN, ctypes.byref(value)) or library.PMIx_Commit()
     if status:
@@ -139,15 +139,15 @@ def offer_addresses() -> None:
 
 
 def get_addresses(number: int, wait: Callable[[Callable[[], bool]], None]) -> None:
-    """Have MPI know at once all that it would ask mpirun for when it first sends to that new process.
+    """Have MPI know at once all that it would ask mpirun for when it first sends to that process of another job.
 
-    It would wait for ever if the process is lost by then: mpirun does not answer about one that has ended.
+    It would wait for ever if the process is lost by then: mpirun does not answer about a job that has ended.
 
     Args:
         wait: returns when what it is given returns True, or raises.
 
     Raises:
-        OSError: the process is lost, or PMIx does not know it.
+        ProcessLookupError: the process is lost, or PMIx does not know it.
     """
     job, rank = process_names[number]
     process, no_info = _Process(job.encode(), rank), (None, ctypes.c_size_t(0))
@@ -157,7 +157,7 @@ def get_addresses(number: int, wait: Callable[[Callable[[], bool]], None]) -> No
         wait(lambda: number in _answers or number in _lost)
         status = _answers.get(number, _ENDED)
     if status:
-        raise OSError(f"MPI gets no addresses of process {number}: error {status} of PMIx")
+        raise ProcessLookupError(f"MPI gets no addresses of process {number}: error {status} of PMIx")
 
 
 class _Program(ctypes.Structure):

@@ -22,10 +22,10 @@ from ...mxnet.engine import settle
 from ...mxnet.engine.failures import is_reported
 from ...native import ends_within, repair_open_mpi
 from .. import flight_recorder, heartbeat
-from ..environment import ALONE, LIMIT, MIN_PROCESSES, PATIENCE, default_timeout, joins, refuse_if_alone
+from ..environment import ALONE, LIMIT, MAX_PROCESSES, MIN_PROCESSES, PATIENCE, default_timeout, joins, refuse_if_alone
 from ..handshake import SAME_VERSIONS, differ, spelled, version, words_of
 from ..work import leave_without_waiting
-from .pmix import follow_launcher
+from .pmix import follow_launcher, offer_addresses
 from .progress_engine import ProgressEngine
 from .shared_memory.memory import map_memory
 from .transport import PICKLE, made_within_limit
@@ -67,6 +67,8 @@ def progress_engine() -> ProgressEngine:
                 raise
             if MIN_PROCESSES in os.environ:
                 follow_launcher()
+            if MAX_PROCESSES in os.environ:
+                offer_addresses()
             number = joins()
             progress = ProgressEngine(comm, limit, ranks=None if number is None else [number])
             progress_engines.append(progress)
