@@ -518,12 +518,14 @@ def test_a_script_that_prints_the_hosts_is_asked_and_what_it_says_is_shown(tmp_p
     watched._running.process.wait(60)
     watched.look(1.0)
     assert complaint in "".join(said) and (watched.hosts == [Host("localhost", 2)]) is not bool(said)
-    watched.close()
     if complaint:
         with pytest.raises(gp.errors.LaunchError, match=complaint):
             ask(str(script))
     else:
         assert ask(str(script)) == [Host("localhost", 2)]
+    script.write_text("#!/bin/sh\necho localhost slots=3")
+    watched.look_at_once()
+    assert watched.hosts == [Host("localhost", 3)]
 
 
 @pytest.mark.parametrize("is_lost", [False, True], ids=["meanwhile", "before"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -94,6 +95,16 @@ class HostList:
                 self._read_file()
             else:
                 self._start_script(self._script, now)
+
+    def look_at_once(self) -> None:
+        """Read the list now, and wait for the script; the next look begins with a new clock."""
+        self.close()
+        self._next = 0.0
+        self.look(0.0)
+        if self._running is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._running.process.wait(_LIMIT)
+            self._look_at_script(self._running, math.inf)
 
     def close(self) -> None:
         """End the script, if it runs."""

@@ -1,6 +1,5 @@
 """Launch of one script as several processes on one or many hosts: the function `launch`, and the command."""
 
-import contextlib
 import functools
 import importlib.util
 import os
@@ -153,7 +152,9 @@ def launch(
     can_lose = kind.goes_on and num_workers > 1 and min_processes is None
     again = ["to start again: --max-restarts N"] * (max_restarts == 0)
     advice = "; ".join([*["to go on without a lost process: --min-processes M"] * can_lose, *again])
-    written = Logs(make_folder(logs), live, announces)
+    written, wants = Logs(make_folder(logs), live, announces), None
+    if max_processes is not None and watched:
+        wants = HostList(hostfile, host_discovery_script, written.say, takes_others=address != _hosts.LOOPBACK)
     try:
         if remark is not None:
             written.say(remark)
@@ -164,26 +165,18 @@ def launch(
             for attempt in range(max_restarts + 1):
                 used = make(num_workers, hosts=named)
                 orders = _orders(used, command, devices, timeout, written.folder if announces else None, attempt)
-                with contextlib.ExitStack() as until_the_end:
-                    wants = None
-                    if max_processes is not None and watched:
-                        wants = HostList(hostfile, host_discovery_script, written.say, address != _hosts.LOOPBACK)
-                        until_the_end.callback(wants.close)
-                    group = Launcher(used, orders, written, timeout, interrupts, min_processes, advice, wants)
-                    failure = group.run()
+                group = Launcher(used, orders, written, timeout, interrupts, min_processes, advice, wants)
+                failure = group.run()
                 if failure is not None and failure.member and group.decisions.raised:
                     written.say(group.decisions.raised[0])  # last: what others say of it has come before
                 if failure is None or interrupts or attempt == max_restarts:
                     break
-                if max_processes is not None and watched:  # it may have become another one
-                    try:
-                        now = kind.arrange(_named_hosts(hosts, hostfile, host_discovery_script))
-                        if address == _hosts.LOOPBACK:  # where no other host finds the launcher
-                            now = [host for host in now if _hosts.is_local(host.name)]
-                        if (num := min(_hosts.check_num_workers(None, now), max_processes)) >= (min_processes or 1):
-                            num_workers, named = num, now
-                    except LaunchError as error:
-                        written.say(f"{error}. The processes are as before")
+                if wants is not None:
+                    wants.look_at_once()
+                    listed = wants.hosts or named
+                    num = min(sum(host.slots for host in listed), max_processes or num_workers)
+                    if num >= (min_processes or 1):
+                        num_workers, named = num, listed
                 written.say(f"restart {attempt + 1} of {max_restarts}", [f"rank {rank}" for rank in range(num_workers)])
             if failure is None and (lost := group.decisions.lost()):
                 joined = group.decisions.joins.joined if group.decisions.joins is not None else []
@@ -191,6 +184,8 @@ def launch(
                 written.say(f"done; lost on the way, of {num_workers} processes: {', '.join(lost)}{others}")
         return Result(failure.exit_code if failure else 0, failure, attempt, written.folder)
     finally:
+        if wants is not None:
+            wants.close()
         written.close()
 
 
