@@ -125,6 +125,22 @@ def test_the_others_go_on_when_a_new_process_is_lost_before_one_of_them_has_sent
 
 @needs_mpi
 @pytest.mark.slow
+def test_the_others_go_on_when_a_new_process_is_lost_before_they_have_its_addresses(undisturbed, tmp_path):
+    orders = "2:10:SIGKILL", "3:ready:SIGKILL", "0:meet:late", "1:meet:late"
+    output = check(undisturbed, tmp_path, *orders, num=3, epochs=80)
+    assert re.search(r"rank 3 did not join: it was killed by SIGKILL.*; 2 go on", output) and "joined: rank 4" in output
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_a_process_whose_stub_under_mpirun_ends_is_lost_and_replaced(undisturbed, tmp_path):
+    output = check(undisturbed, tmp_path, "1:10:stub")
+    assert re.search(r"rank 1 \(process \d+ on \S+\) was lost: its stub under mpirun has ended\n", output)
+    assert "joined: rank 2" in output
+
+
+@needs_mpi
+@pytest.mark.slow
 def test_a_new_process_that_is_lost_after_it_has_joined_is_replaced(undisturbed, tmp_path):
     output = check(undisturbed, tmp_path, "1:5:SIGKILL", "2:150:SIGKILL", epochs=80)
     assert "joined: rank 2, rank 3" in output
@@ -286,7 +302,7 @@ class Group:
         """A new process, whose agent comes at once unless its host is silent."""
         new = Member(f"rank {number}")
         new.is_new, new.has_stub, self.new, self.place = True, False, new, (host, slot, slots)
-        new.has_come = host not in self.silent
+        new.has_come, self.is_heard = host not in self.silent, True
         return new
 
     @property
@@ -294,6 +310,8 @@ class Group:
         return [worker for worker in self.workers if not worker.is_lost]
 
     def look(self, now):
+        if getattr(self, "is_heard", False):
+            self.new.heard = now
         self.joins.look(now, self.rest)
 
     def begin(self, now):
@@ -347,7 +365,7 @@ def test_the_launcher_has_one_that_trains_start_a_new_one_and_tells_all_when_it_
         ({"return_code": 1}, "it ended with status 1"),
         ({"gone": True}, "its agent is gone"),
         ({"stopped_since": 1.0}, "it was stopped (SIGSTOP or the like)"),
-        ({"has_stub": True, "stub_is_gone": True}, "mpirun has ended what stands for it"),
+        ({"has_stub": True, "stub_is_gone": True}, "its stub under mpirun has ended"),
         ({"has_stub": True}, "its script did not come to gp.prepare within 60 s (--timeout)"),
         ({}, "mpirun did not start it within 60 s (--timeout)"),
     ],
@@ -365,7 +383,26 @@ def test_a_new_process_that_does_not_join_is_named_with_the_reason_and_another_o
 
 
 @pytest.mark.parametrize(("seconds", "fate"), [(5.0, {}), (0.1, {"return_code": 1})])
-def test_a_new_process_that_others_were_meeting_when_one_of_them_was_lost_is_given_up(logs, capsys, seconds, fate):
+@pytest.mark.parametrize("begins", [1.5, 2.5], ids=["lost in the meeting", "lost just before it"])
+def test_a_new_process_that_others_meet_when_one_of_them_is_lost_is_given_up(logs, capsys, seconds, fate, begins):
+    group = Group(logs, 3)
+    group.workers[1].is_lost = True
+    group.begin(0.0)
+    group.new.has_stub = True
+    group.say(group.new, heartbeat.READY + "{}", 1.0)
+    for now, happens in sorted([(begins, "meets 3"), (2.0, "lost")]):
+        if happens == "lost":
+            group.workers[0].is_lost = True
+            group.look(now)
+        else:
+            group.say(group.workers[2], happens, now)
+    assert group.new.name == "rank 3"
+    vars(group.new).update(fate)
+    group.look(2.5 + seconds)
+    assert "rank 3 did not join: another process was lost while it was met; 1 go on" in capsys.readouterr().err
+
+
+def test_a_loss_before_the_others_meet_a_new_process_leaves_it_waiting(logs):
     group = Group(logs, 3)
     group.workers[1].is_lost = True
     group.begin(0.0)
@@ -373,25 +410,29 @@ def test_a_new_process_that_others_were_meeting_when_one_of_them_was_lost_is_giv
     group.say(group.new, heartbeat.READY + "{}", 1.0)
     group.workers[0].is_lost = True
     group.look(2.0)
-    assert group.new.name == "rank 3"
-    vars(group.new).update(fate)
-    group.look(2.0 + seconds)
-    assert "rank 3 did not join: another process was lost while it was met; 1 go on" in capsys.readouterr().err
+    group.look(20.0)  # they are at a test of some minutes
+    group.say(group.workers[2], "meets 3", 21.0)
+    group.look(30.0)
+    group.say(group.new, heartbeat.JOINED, 31.0)
+    assert group.joins.joined == ["rank 3"]
 
 
-def test_a_process_that_waits_to_be_met_is_given_up_when_nothing_comes_from_its_host(logs, capsys):
+@pytest.mark.parametrize("is_ready", [False, True])
+def test_a_new_process_from_whose_host_nothing_comes_any_more_is_given_up(logs, capsys, is_ready):
     group = Group(logs)
     group.workers[1].is_lost = True
     group.begin(0.0)
     group.new.has_stub = True
-    group.say(group.new, heartbeat.READY + "{}", 1.0)
-    group.new.heard = 30.0
-    group.look(70.0)
-    assert group.new.name == "rank 2" and not group.new.is_lost  # it may wait long, as the others may be at a test
-    group.look(72.5)
+    if is_ready:
+        group.say(group.new, heartbeat.READY + "{}", 1.0)
+    group.look(10.0)
+    group.is_heard = False
+    group.look(50.0)
+    assert not group.new.is_lost
+    group.look(53.0)
     assert "rank 2 did not join: nothing comes from its host any more; 1 go on" in capsys.readouterr().err
-    group.look(73.0)
-    assert group.joins._silent  # so that the next one has a place elsewhere, if there is one
+    group.look(54.0)
+    assert "localhost" in group.joins._silent  # so that the next one has a place elsewhere, if there is one
 
 
 def test_a_process_whose_start_fails_here_is_tried_again(logs, capsys):
@@ -399,10 +440,9 @@ def test_a_process_whose_start_fails_here_is_tried_again(logs, capsys):
     group.silent.add("localhost")
     group.workers[1].is_lost = True
     group.look(0.0)
-    group.new.not_started = "a process on localhost cannot be started: no memory"
+    group.new.not_started = "no process on localhost can be started: no memory"
     group.look(1.0)
-    said = "a process on localhost cannot be started: no memory; it is asked again now and then"
-    assert said in capsys.readouterr().err
+    assert "no process on localhost can be started: no memory; it is tried again later" in capsys.readouterr().err
     group.silent.clear()
     group.join(7.0)
     assert group.joins.joined == ["rank 2"]

@@ -242,7 +242,7 @@ LOSSES = {
     "stopped": (["1 rank 1 stops"], {1}),
     "silent": (["1 rank 1 hushes"], {1}),
     "the agent is gone": (["1 rank 1 disconnects"], {1}),
-    "mpirun has ended what stands for it": (["50 rank 1 unties"], {1}),
+    "its stub under mpirun ends": (["50 rank 1 unties"], {1}),
     "hung": (["1 rank 0 says waits for 1", "1 rank 2 says waits for 0 1"], {1}),
     "the others have missed one that ended well": (["1 rank 1 exits 0", f"1 rank 2 says goes on without {ONE}"], {1}),
     "they say so before it has ended": ([f"1 rank 2 says goes on without {ONE}", "2 rank 1 exits 0"], {1}),

@@ -478,6 +478,16 @@ def test_a_connection_that_does_not_say_whose_it_is_is_closed(tmp_path, monkeypa
         assert not waiting._selector.get_map()
 
 
+def test_a_new_process_whose_agent_cannot_be_started_is_noted_with_the_reason(tmp_path, monkeypatch):
+    made = group.Launcher(Bare(1, 0, [], "ssh", "127.0.0.1"), None, Logs(tmp_path), 300.0)
+    made._address, made.engine.new_places = "127.0.0.1:1", {}
+    (tmp_path / "rank-1.log").mkdir()  # so the log cannot be opened
+    with made._selector:
+        member = made._add_member(1, "localhost", 0, 2)
+    assert member.is_new and "no process on localhost can be started: " in member.not_started
+    assert "rank-1.log" in member.not_started
+
+
 def test_what_killed_processes_and_a_killed_mpirun_have_left_is_removed_at_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr(leftovers, "_SHARED_MEMORY", tmp_path)
     segment = tmp_path / f"sm_segment.{socket.gethostname()}.{os.getuid()}.2b0001.0"

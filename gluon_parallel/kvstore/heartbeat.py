@@ -21,6 +21,7 @@ LOST = "lost "  # is heard, with a number, when the launcher has lost that proce
 STARTS = "starts "  # is heard, with what to start as JSON, by the process that shall start a new one
 READY = "is ready to join "  # is sent, with how to meet it as JSON, by a new process
 JOINS = "joins "  # is heard, with the same, by the processes that shall meet the new one
+MEETS = "meets "  # is sent, with its number, by each process that begins to meet a new one
 LEAVES = "leaves"  # is heard by a process that shall end after its step
 JOINED = "has joined"  # is sent by a new process that has the state of the others
 REFUSED = "cannot be joined by "  # is sent, with its number and why, by a process that it could not join

@@ -89,12 +89,14 @@ class Decisions:
                 self._lose(member, f"{member} was lost: the agent that watches it is gone, or its whole host", 1)
 
     def disconnect_stub(self, name: str) -> None:
-        """What stands for a member under mpirun has ended: to mpirun, and so to MPI, the member is lost."""
+        """A member's stub under mpirun has ended: to mpirun, and so to MPI, the member is lost."""
         member = self.members[name]
         member.stub_is_gone = True
         if member.return_code is None and not member.is_new:
-            ended = [f" ({one} {describe(code)})" for one, code in self._for_all().items() if code is not None]
-            self._lose(member, f"{member} was lost: mpirun has ended what stands for it{''.join(ended)}", 1)
+            ended = [
+                f" ({one} {describe(code)})" for one, code in self._commands_for_many().items() if code is not None
+            ]
+            self._lose(member, f"{member} was lost: its stub under mpirun has ended{''.join(ended)}", 1)
 
     def hear(self, name: str, message: Mapping[str, Any]) -> None:
         """A message of a member's agent."""
@@ -238,7 +240,7 @@ class Decisions:
                 continue
             if not (member.has_come and member.has_stub):
                 if self._now > self.patience:
-                    words = "".join(map(self.logs.tail, self._for_all()))
+                    words = "".join(map(self.logs.tail, self._commands_for_many()))
                     words = words or self.logs.tail(member.name)
                     message = f"{member.name} never started: nothing came from it within {self.patience:g} s{words}"
                     self.ending.fail(member.name, message, 1)
@@ -297,7 +299,7 @@ class Decisions:
                     message = f"{name}, which has started the processes, {describe(code)}{self.logs.tail(name)}"
                     self.ending.fail(name, message, status(code))
 
-    def _for_all(self) -> dict[str, Optional[int]]:
+    def _commands_for_many(self) -> dict[str, Optional[int]]:
         """The commands that start more than one agent, as mpirun does, with the status of those that have ended."""
         return {name: code for name, code in self._starters.items() if name not in self.members}
 
@@ -306,7 +308,7 @@ class Decisions:
         for name, code in self._starters.items():
             mine = [self.members[name]] if name in self.members else self.workers
             if mine[0].is_new:
-                mine[0].starter = code
+                mine[0].start_status = code
                 continue
             waiting = [member for member in mine if not (member.has_come and member.has_stub) and not member.is_lost]
             if code is not None and waiting and self._now >= 0.5:

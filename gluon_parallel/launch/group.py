@@ -220,7 +220,7 @@ class Launcher:
         try:
             self._start(start_one(self.engine, self._contact(self._tokens[name]), name, host))
         except OSError as error:
-            member.not_started = f"a process on {host} cannot be started: {error}"
+            member.not_started = f"no process on {host} can be started: {error}"
         return member
 
     def _start_stub(self, starter: Member, new: Member) -> None:

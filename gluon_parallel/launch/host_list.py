@@ -25,8 +25,7 @@ def ask(script: str) -> list[hosts.Host]:
         running = _Running(script)
     except OSError as error:
         raise LaunchError(f"{where}: it does not start: {error}") from error
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        running.process.wait(_LIMIT)
+    running.wait()
     status, said = running.end()
     if status != 0:
         raise LaunchError(f"{where}: {_wrong(status, said)}")
@@ -46,6 +45,11 @@ class _Running:
             )  # fmt: skip
             if_it_fails.pop_all()
 
+    def wait(self) -> None:
+        """Until it has ended, or for the time that it has."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(_LIMIT)
+
     def end(self) -> tuple[Optional[int], str]:
         """End it, and what it has started; returns its status, None if it was at work still, and what it has said."""
         status = self.process.poll()
@@ -63,7 +67,7 @@ def _wrong(status: Optional[int], said: str) -> str:
 
 
 class HostList:
-    """The hosts that shall have processes, and how many; asked again and again, and never waited for.
+    """The hosts that shall have processes, and how many; asked again and again.
 
     Args:
         file: a hostfile; None where there is a script.
@@ -102,8 +106,7 @@ class HostList:
         self._next = 0.0
         self.look(0.0)
         if self._running is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._running.process.wait(_LIMIT)
+            self._running.wait()
             self._look_at_script(self._running, math.inf)
 
     def close(self) -> None:
@@ -148,7 +151,7 @@ class HostList:
         if others:
             self._complain(
                 f"{where}: the launch has begun on this machine alone, where {', '.join(others)} cannot reach it. "
-                "Start it with a list that has this machine's address in place of localhost, or another host"
+                "Start it with a list that names this machine by its address in the network, or another host"
             )
         if len(others) < len(found):
             self.hosts = [host for host in found if host.name not in others]

@@ -14,9 +14,9 @@ from .host_list import HostList
 from .logs import Logs
 from .member import Member, describe
 
-_SOON = 60.0  # seconds after joining; the reason of a loss within them may stay
+_SOON = 60.0  # seconds; a loss so soon after joining may have a cause that lasts
 _SO_OFTEN = 3  # losses so soon, after which a place stays empty for a pause
-_MEETS = 3.0  # seconds after a loss in which the others meet a new process, or never do
+_MEETS = 3.0  # seconds in which a meeting ends; after a loss in the middle, MPI may wait for ever
 _PAUSE = 60.0  # seconds of the first pause; each further one is twice as long
 _ANSWERS = 0.5  # part of the limit in which an agent on a host answers
 _SILENT = 0.7  # part of the limit after which a new process from which nothing comes is lost
@@ -63,7 +63,7 @@ class Silence:
         return is_first
 
 
-class Attempt:
+class Joiner:
     """A new process that is to join: its place, and how far it has come."""
 
     def __init__(self, member: Member, place: Place, replaced: Optional[Member], now: float) -> None:
@@ -72,12 +72,13 @@ class Attempt:
         self.since = now  # when its agent was asked for; then when another process was told to start it
         self.starter: Optional[Member] = None  # that one
         self.is_ready = False  # it waits to be met
-        self.num_rest, self.lost_since = 0, math.inf  # how many shall meet it; since when they are fewer
+        self.met_at = math.inf  # when the first of the others began to meet it
+        self.num_rest, self.lost_at = 0, -math.inf  # how many the others are; when one of them was lost last
 
     @property
-    def others_are_fewer(self) -> bool:
-        """Whether one of those that were to meet it is lost."""
-        return self.lost_since < math.inf
+    def is_broken_off(self) -> bool:
+        """Whether another process was lost in the meeting, or so shortly before that those that meet do not know it."""
+        return self.lost_at > self.met_at - _MEETS
 
 
 class Joins:
@@ -114,7 +115,7 @@ class Joins:
         self._silent: dict[str, Silence] = {}
         self._vacant: list[Member] = []  # lost ones whose place nobody has taken
         self._next_number = len(workers)
-        self._attempt: Optional[Attempt] = None  # of the process that is to join
+        self._joiner: Optional[Joiner] = None  # of the process that is to join
         self.joined: list[str] = []
         self.leaving: list[Member] = []
 
@@ -125,8 +126,8 @@ class Joins:
         """Decide what follows at this time; `rest` are the processes that train, all of which go on after a loss."""
         if self._wants is not None:
             self._wants.look(now)
-        if self._attempt is not None:
-            self._look_at(self._attempt, now, rest)
+        if self._joiner is not None:
+            self._look_at(self._joiner, now, rest)
             return
         self._note_ends(now, rest)
         hosts = self._hosts
@@ -178,81 +179,82 @@ class Joins:
         if self._vacant:
             replaced = free.member if free.member in self._vacant else self._vacant[0]
             self._vacant.remove(replaced)
-        self._attempt = Attempt(self._add(self._next_number, free.host, free.slot, slots), free, replaced, now)
+        self._joiner = Joiner(self._add(self._next_number, free.host, free.slot, slots), free, replaced, now)
         self._next_number += 1
 
-    def _note_answer(self, attempt: Attempt, now: float, rest: Sequence[Member]) -> None:
+    def _note_answer(self, joiner: Joiner, now: float, rest: Sequence[Member]) -> None:
         """Its agent has come, so mpirun may hear of it."""
-        host, replaced = attempt.place.host, attempt.replaced
+        host, replaced = joiner.place.host, joiner.replaced
         self._silent.pop(host, None)
-        attempt.since = now
         comes = "comes to the others" if replaced is None else f"takes the place of {replaced.name}"
         where = f" on {host}" if host != "localhost" else ""
-        self._say(f"{attempt.member.name}{where} {comes}; it joins when its script has come to gp.prepare", rest)
-        self._have_started(attempt, rest)
+        self._say(f"{joiner.member.name}{where} {comes}; it joins when its script has come to gp.prepare", rest)
+        self._have_started(joiner, now, rest)
 
-    def _have_started(self, attempt: Attempt, rest: Sequence[Member]) -> None:
-        attempt.starter = next(member for member in [*rest, rest[0]] if member not in self.leaving)
-        self._start(attempt.starter, attempt.member)
+    def _have_started(self, joiner: Joiner, now: float, rest: Sequence[Member]) -> None:
+        joiner.since = now
+        joiner.starter = next((member for member in rest if member not in self.leaving), rest[0])
+        self._start(joiner.starter, joiner.member)
 
-    def _note_silence(self, attempt: Attempt, now: float, rest: Sequence[Member]) -> None:
+    def _note_silence(self, joiner: Joiner, now: float, rest: Sequence[Member]) -> None:
         """Its agent has not come: nobody has heard of the new process, so the next one gets its number."""
-        new, host = attempt.member, attempt.place.host
-        self._attempt, self._next_number, new.is_lost = None, self._next_number - 1, True
-        if attempt.replaced is not None:
-            self._vacant.insert(0, attempt.replaced)
+        new, host = joiner.member, joiner.place.host
+        self._joiner, self._next_number, new.is_lost = None, self._next_number - 1, True
+        if joiner.replaced is not None:
+            self._vacant.insert(0, joiner.replaced)
         if self._silent.setdefault(host, Silence()).note(now):
             said = self._logs.tail(new.name)
-            how = f"(status {new.starter})" if new.starter is not None else f"within {_ANSWERS * self.limit:g} s"
-            what = new.not_started or f"host {host} does not answer {how}, so no process joins there"
-            self._say(f"{what}; it is asked again now and then{said}", rest)
+            status = new.start_status
+            how = f"(status {status})" if status is not None else f"within {_ANSWERS * self.limit:g} s"
+            what = f"host {host} does not answer {how}, so no process joins there; it is asked again now and then"
+            self._say(f"{new.not_started}; it is tried again later" if new.not_started else what + said, rest)
 
-    def _look_at(self, attempt: Attempt, now: float, rest: Sequence[Member]) -> None:
-        new, limit = attempt.member, self.limit
+    def _look_at(self, joiner: Joiner, now: float, rest: Sequence[Member]) -> None:
+        new, limit = joiner.member, self.limit
+        if joiner.is_ready and len(rest) < joiner.num_rest:
+            joiner.num_rest, joiner.lost_at = len(rest), now
         if not new.has_come:
-            if new.starter is not None or new.not_started or now - attempt.since > _ANSWERS * limit:
-                self._note_silence(attempt, now, rest)
-        elif attempt.starter is None:
-            self._note_answer(attempt, now, rest)
-        elif not new.has_stub and attempt.starter.is_lost:
-            self._have_started(attempt, rest)  # perhaps it was lost before it had done so; else one of two is refused
+            if new.start_status is not None or new.not_started or now - joiner.since > _ANSWERS * limit:
+                self._note_silence(joiner, now, rest)
+        elif joiner.starter is None:
+            self._note_answer(joiner, now, rest)
+        elif not new.has_stub and joiner.starter.is_lost:
+            self._have_started(joiner, now, rest)  # it may have been lost before it did so; else one of two is refused
         elif new.gone and new.return_code is None:
             self.fail("its agent is gone", now, rest)
         elif new.stub_is_gone:
-            self.fail("mpirun has ended what stands for it", now, rest)
+            self.fail("its stub under mpirun has ended", now, rest)
         elif new.return_code is not None:
-            are_fewer = attempt.is_ready and (len(rest) < attempt.num_rest or attempt.others_are_fewer)
-            follows = are_fewer and new.return_code > 0
+            follows = joiner.is_broken_off and new.return_code > 0
             self.fail(_BROKEN_OFF if follows else f"it {describe(new.return_code)}", now, rest)
         elif new.stopped_since is not None:
             self.fail("it was stopped (SIGSTOP or the like)", now, rest)
-        elif attempt.is_ready:
-            if len(rest) < attempt.num_rest:
-                attempt.num_rest, attempt.lost_since = len(rest), now
-            if now - attempt.lost_since > _MEETS:  # MPI may wait for ever in the middle of the meeting
-                self.fail(_BROKEN_OFF, now, rest)
-            elif now - new.heard > _SILENT * limit:
-                new.is_cut_off = True
-                self.fail("nothing comes from its host any more", now, rest)
-        elif now - attempt.since > limit:
+        elif joiner.is_broken_off and now - max(joiner.lost_at, joiner.met_at) > _MEETS:
+            self.fail(_BROKEN_OFF, now, rest)
+        elif now - max(new.heard, joiner.since) > _SILENT * limit:
+            new.is_cut_off = True
+            self.fail("nothing comes from its host any more", now, rest)
+        elif not joiner.is_ready and now - joiner.since > limit:
             what = "its script did not come to gp.prepare" if new.has_stub else "mpirun did not start it"
             self.fail(f"{what} within {limit:g} s (--timeout)", now, rest)
 
     def hear(self, member: Member, text: str, now: float, rest: Sequence[Member]) -> None:
         """What a process has said of a new one."""
-        attempt = self._attempt
-        if attempt is None:
+        joiner = self._joiner
+        if joiner is None:
             return
-        new = attempt.member
-        if member is new and text.startswith(heartbeat.READY) and not attempt.is_ready:
-            attempt.is_ready, attempt.num_rest = True, len(rest)
+        new = joiner.member
+        if member is new and text.startswith(heartbeat.READY) and not joiner.is_ready:
+            joiner.is_ready, joiner.num_rest = True, len(rest)
             for other in rest:
                 self._send(other, say=heartbeat.JOINS + text[len(heartbeat.READY) :])
         elif member is new and text == heartbeat.JOINED:
-            self._attempt, attempt.place.member, attempt.place.joined = None, new, now
+            self._joiner, joiner.place.member, joiner.place.joined = None, new, now
             new.is_new = False
             self._workers.append(new)
             self.joined.append(new.name)
+        elif text == f"{heartbeat.MEETS}{new.name.removeprefix('rank ')}":
+            joiner.met_at = min(joiner.met_at, now)
         elif text.startswith(heartbeat.REFUSED):
             number, _, why = text[len(heartbeat.REFUSED) :].partition(" ")
             if new.name == f"rank {number}":
@@ -260,23 +262,23 @@ class Joins:
 
     def fail(self, why: str, now: float, rest: Sequence[Member]) -> None:
         """The new process does not join: it is ended, and its place is free again."""
-        attempt, self._attempt = self._attempt, None
-        if attempt is None:
+        joiner, self._joiner = self._joiner, None
+        if joiner is None:
             return
-        new = attempt.member
+        new = joiner.member
         self._send(new, end=0, ask=False)
         new.is_lost = True
-        if attempt.replaced is not None:
+        if joiner.replaced is not None:
             self._vacant.insert(0, new)
         self._say(f"{new.name} did not join: {why}; {len(rest)} go on", [*rest, new])
         for other in rest:  # those that are about to meet it
             self._send(other, say=heartbeat.LOST + new.name.partition(" ")[2])
-        attempt.place.member, attempt.place.joined = new, now
+        joiner.place.member, joiner.place.joined = new, now
 
     def end(self) -> None:
         """All others end: so does the new one."""
-        if self._attempt is not None:
-            new, self._attempt = self._attempt.member, None
+        if self._joiner is not None:
+            new, self._joiner = self._joiner.member, None
             self._send(new, end=0, ask=False)
             new.is_lost = True
 

@@ -174,9 +174,17 @@ def launch(
                 if wants is not None:
                     wants.look_at_once()
                     listed = wants.hosts or named
-                    num = min(sum(host.slots for host in listed), max_processes or num_workers)
-                    if num >= (min_processes or 1):
+                    num, least = (
+                        min(sum(host.slots for host in listed), max_processes or num_workers),
+                        min_processes or 1,
+                    )
+                    if num >= least:
                         num_workers, named = num, listed
+                    else:
+                        need = f"--min-processes is {least}"
+                        written.say(f"the list has {num} processes, and {need}: the hosts of the restart are as before")
+                    if interrupts:  # while the list was read
+                        break
                 written.say(f"restart {attempt + 1} of {max_restarts}", [f"rank {rank}" for rank in range(num_workers)])
             if failure is None and (lost := group.decisions.lost()):
                 joined = group.decisions.joins.joined if group.decisions.joins is not None else []

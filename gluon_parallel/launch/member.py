@@ -17,7 +17,7 @@ class Member:
         self.has_come = False  # its agent has connected
         self.has_stub = True  # mpirun has started what stands for it; where that is used
         self.stub_is_gone = False  # and that has ended
-        self.starter: Optional[int] = None  # status of the command that was to start its agent, once it has ended
+        self.start_status: Optional[int] = None  # of the command that was to start its agent, once it has ended
         self.not_started = ""  # why there is no such command, in words
         self.is_cut_off = False  # nothing comes from its agent any more
         self.host = self.address = ""

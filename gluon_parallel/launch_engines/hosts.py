@@ -1,6 +1,7 @@
 """Hosts of a group: which are named, how many processes each takes, and the launcher's own address."""
 
 import contextlib
+import functools
 import ipaddress
 import re
 import socket
@@ -95,8 +96,9 @@ def alike(names: Sequence[str]) -> bool:
     return len(labels) < len(names)
 
 
+@functools.cache  # a name server may take seconds for each answer
 def is_local(name: str) -> bool:
-    """Whether a host's name means the machine that this process runs on.
+    """Whether a host's name means the machine that this process runs on; as it was when first asked.
 
     Example:
         >>> is_local("localhost"), is_local("203.0.113.1")
@@ -127,7 +129,7 @@ def own_address(hosts: Sequence[Host], others_may_come: bool = False) -> str:
                     found = str(probe.getsockname()[0] if is_other else address[0])
             except OSError as error:
                 raise LaunchError(f"hosts: {host.name} cannot be reached from here: {error}") from error
-            if is_other or not ipaddress.ip_address(found).is_loopback:  # as Debian has it for its own name
+            if is_other or not ipaddress.ip_address(found).is_loopback:  # as that of its own name is on Debian
                 return found
     return LOOPBACK
 

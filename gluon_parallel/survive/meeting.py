@@ -24,6 +24,7 @@ from ..native import function
 
 _NUM_HANDLES = 256  # of communicators that are looked at
 _JOB = 256  # bytes of the name of a job
+_ANSWERS = 1.0  # seconds in which mpirun gives the addresses of a process that lives
 
 
 class DidNotJoin(Exception):
@@ -45,8 +46,8 @@ def accept(store: MPI, port: str) -> None:
         comm = _merged(progress, between, is_new=True)
         ranks = _exchange_process_names(progress, comm, progress.ranks[0])
         for number in ranks[:-1]:
-            with contextlib.suppress(ProcessLookupError):  # it is lost, as the next exchange hears
-                pmix.get_addresses(number, lambda is_done: _wait(is_done, progress.timeout))
+            with contextlib.suppress(OSError):  # it is lost, as the next exchange hears
+                pmix.get_addresses(number, _ANSWERS)
     _go_on_with(store, comm, ranks)
 
 
@@ -64,7 +65,7 @@ def connect(store: MPI, new: int, port: str) -> None:
         before, made = _handles(progress.mpi), set[int]()
         _before_meeting()
         try:
-            _know(progress, new)
+            _get_addresses(progress, new)
             between = progress.comm.Connect(port if progress.rank == 0 else "")
             made = _handles(progress.mpi) - before
             comm = _merged(progress, between, is_new=False)
@@ -95,16 +96,15 @@ def connect(store: MPI, new: int, port: str) -> None:
     _go_on_with(store, comm, ranks)
 
 
-def _know(progress: ProgressEngine, new: int) -> None:
-    """Have all that run know the addresses of a new process; OSError in all of them: one of them does not."""
-    problem = OSError("another process does not know its addresses")
+def _get_addresses(progress: ProgressEngine, new: int) -> None:
+    """Have all processes that run get the new one's addresses; OSError in all of them: one of them cannot."""
+    problem = None
     try:
-        pmix.get_addresses(new, lambda is_done: _wait(is_done, progress.timeout))
-        knows = True
-    except OSError as error:  # also TimeoutError
-        problem, knows = error, False
-    if progress.comm.Agree(int(knows)) != 1:  # before the others wait for this one in Connect
-        raise problem
+        pmix.get_addresses(new, progress.timeout / 3)  # the rest of the limit is for the meeting
+    except OSError as error:
+        problem = error
+    if progress.comm.Agree(int(problem is None)) != 1:  # before the others wait for this one in Connect
+        raise problem or OSError("another process could not get its addresses")
 
 
 def _before_meeting() -> None:

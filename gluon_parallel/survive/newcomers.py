@@ -101,7 +101,7 @@ class Newcomers:
             all_have = header.num_sent > 0 and header.read()["join"][0] == self._store.num_workers
             header.own["join"] = heard and not all_have
             if all_have:
-                header.read()["join"] = 0  # of this new process alone, also if no step comes before the next look
+                header.read()["join"] = 0  # it counts for one new process; no step may come before the next look
         else:
             all_have = heard
         return self._heard.popleft() if heard and all_have else None
@@ -111,6 +111,7 @@ class Newcomers:
         found = difference(description(self._net, self._trainer), new.says)
         if found:
             raise Differs(found)
+        heartbeat.send(f"{heartbeat.MEETS}{new.number}")
         pmix.process_names[new.number] = new.job, 0  # so that MPI hears from the launcher if it is lost meanwhile
         meeting.connect(self._store, new.number, new.port)
 

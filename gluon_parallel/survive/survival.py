@@ -1,6 +1,6 @@
 """Survival: steps and calls of all processes, each of which is repeated, or its result taken over, after a loss.
 
-A new process catches up as one does that is behind after a loss.
+A new process catches up in the same way as one that is behind after a loss.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """A training whose processes end at chosen steps, while others join in their place."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ import numpy as np
 
 import gluon_parallel as gp
 import mxnet as mx
+from gluon_parallel.kvstore import heartbeat
 from gluon_parallel.kvstore.environment import joins
 from gluon_parallel.kvstore.mpi import pmix
 from gluon_parallel.survive import meeting
@@ -40,13 +42,27 @@ def weights_of(net):
     return {name: one.data().asnumpy() for name, one in net._collect_params_with_prefix().items()}
 
 
+def own_stub():
+    """The processes that stand for this one under mpirun."""
+    job, rank = pmix.own_process_name()
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            variables = (path / "environ").read_bytes().split(b"\0")
+            is_stub = (path / "cmdline").read_bytes().endswith(b"agent.py\0stub\0")
+            if is_stub and {f"PMIX_NAMESPACE={job}".encode(), f"PMIX_RANK={rank}".encode()} <= {*variables}:
+                found.append(int(path.name))
+    return found
+
+
 class Orders:
     """What is to happen to which process, in words ``number:moment:what``.
 
-    A moment is a number of steps, ``begin`` (of a process that joins, before gp.prepare), ``meet`` or ``meet+5`` (5 ms
-    after those that train begin to meet a new one), ``met`` (of one that joins: MPI has connected it to the others) or
-    ``lost3`` (this process hears that process 3 is lost); what happens is a signal, ``sleep``, ``host`` (it waits until
-    its host is lost), ``late`` (a second passes) or, at the beginning, ``net``.
+    A moment is a number of steps, or of a process that joins ``begin`` (before gp.prepare), ``ready`` (it waits to be
+    met) or ``met`` (MPI has connected it to the others), or of others ``meet``, ``meet+5`` (5 ms after it begins to
+    meet a new one) or ``lost3`` (it hears that process 3 is lost). What happens is a signal, ``sleep``, ``host`` (it
+    waits until its host is lost), ``late`` (a second passes), ``stub`` (its stub under mpirun is killed) or, at the
+    beginning, ``net``.
     """
 
     def __init__(self, words):
@@ -57,7 +73,8 @@ class Orders:
         if moments:
             connect, self._delay = meeting.connect, float(moments[0].partition("+")[2] or 0) / 1e3
             meeting.connect = lambda *arguments: [self.meet(moments[0]), connect(*arguments)][1]
-        merged, tell = meeting._merged, pmix._tell_mpi
+        merged, tell, send = meeting._merged, pmix._tell_mpi, heartbeat.send
+        heartbeat.send = lambda text: [send(text), text.startswith(heartbeat.READY) and self.at("ready")][0]
         meeting._merged = lambda *arguments, **named: [self.at("met"), merged(*arguments, **named)][1]
         pmix._tell_mpi = lambda library, number: [self.at(f"lost{number}"), tell(library, number)][1]
 
@@ -70,6 +87,10 @@ class Orders:
             time.sleep(1000)
         elif what == "late":
             time.sleep(1)
+        elif what == "stub":
+            for process in own_stub():
+                os.kill(process, signal.SIGKILL)
+            time.sleep(1000)  # until the launcher ends it
         return what
 
     def meet(self, moment):

