@@ -615,6 +615,16 @@ def test_a_machine_that_knows_its_own_name_as_loopback_is_found_by_that_of_anoth
     assert own_hosts.own_address([here, there], others_may_come=True) == "127.0.0.1"  # from which there is reached
 
 
+def test_a_new_process_whose_net_gets_its_shapes_with_the_first_batch_says_what_to_do():
+    net = gluon.nn.Dense(1)
+    net.initialize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    with pytest.raises(ValueError, match=r"^dense\d+_weight gets its shape .* as net\(x\)"):
+        newcomers.check_shapes(trainer)
+    net(mx.nd.ones((2, 3)))
+    newcomers.check_shapes(trainer)
+
+
 def test_what_a_new_process_could_not_take_over_is_refused_at_the_start(monkeypatch):
     monkeypatch.setenv("GLUON_PARALLEL_MAX_PROCESSES", "2")
     with pytest.raises(ValueError, match="no process can join this training, whose steps are the caller's"):

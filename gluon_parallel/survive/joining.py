@@ -66,6 +66,7 @@ class Joining:
         """In a new process: wait for those that train, and go on where they are."""
         try:
             self._progress.num_done = -1
+            newcomers.check_shapes(self._trainer)
             if not has_made_store(self._trainer):  # alone: it gets the weights with the state of the others
                 make_store(self._trainer)
             self._regroup(self._newcomers.accept)

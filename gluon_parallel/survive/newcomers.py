@@ -19,6 +19,7 @@ from ..kvstore.mpi import pmix
 from ..mxnet.blocks import parameters_by_structure
 from ..mxnet.compat import mx
 from ..mxnet.parameters import waits_for_shape
+from ..mxnet.trainers import parameters_of
 from ..reduce.step_header import header_of
 from . import meeting
 
@@ -132,6 +133,16 @@ class Newcomers:
 
         threading.Thread(target=say, name="gluon_parallel.ready", daemon=True).start()
         meeting.accept(self._store, port)
+
+
+def check_shapes(trainer: mx.gluon.Trainer) -> None:
+    """Refuse a net without shapes: its store has to know them before this process meets the others."""
+    waiting = [parameter.name for parameter in parameters_of(trainer) if waits_for_shape(parameter)]
+    if waiting:
+        raise ValueError(
+            f"{waiting[0]} gets its shape with the first batch, too late for a process that joins; call the net with a "
+            "batch, as net(x), before gp.prepare or gp.survive"
+        )
 
 
 def leave_after_step() -> None:
