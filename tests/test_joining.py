@@ -291,7 +291,7 @@ class Group:
 
     def __init__(self, logs, num=2, most=None, wants=None, hosts=()):
         self.workers = [Member(f"rank {number}") for number in range(num)]
-        self.started, self.sent, self.silent = [], [], set()
+        self.started, self.sent, self.silent, self.is_heard = [], [], set(), False
         self.joins = Joins(
             self.workers, [Host(*host) for host in hosts], self.add,
             lambda starter, new: self.started.append((starter.name, new.name)),
@@ -310,7 +310,7 @@ class Group:
         return [worker for worker in self.workers if not worker.is_lost]
 
     def look(self, now):
-        if getattr(self, "is_heard", False):
+        if self.is_heard:
             self.new.heard = now
         self.joins.look(now, self.rest)
 

@@ -478,7 +478,7 @@ def test_a_connection_that_does_not_say_whose_it_is_is_closed(tmp_path, monkeypa
         assert not waiting._selector.get_map()
 
 
-def test_a_new_process_whose_agent_cannot_be_started_is_noted_with_the_reason(tmp_path, monkeypatch):
+def test_a_new_process_whose_agent_cannot_be_started_is_noted_with_the_reason(tmp_path):
     made = group.Launcher(Bare(1, 0, [], "ssh", "127.0.0.1"), None, Logs(tmp_path), 300.0)
     made._address, made.engine.new_places = "127.0.0.1:1", {}
     (tmp_path / "rank-1.log").mkdir()  # so the log cannot be opened

@@ -174,14 +174,11 @@ def launch(
                 if wants is not None:
                     wants.look_at_once()
                     listed = wants.hosts or named
-                    num, least = (
-                        min(sum(host.slots for host in listed), max_processes or num_workers),
-                        min_processes or 1,
-                    )
-                    if num >= least:
+                    num = min(sum(host.slots for host in listed), max_processes or num_workers)
+                    if num >= (min_processes or 1):
                         num_workers, named = num, listed
                     else:
-                        need = f"--min-processes is {least}"
+                        need = f"--min-processes is {min_processes}"
                         written.say(f"the list has {num} processes, and {need}: the hosts of the restart are as before")
                     if interrupts:  # while the list was read
                         break

@@ -46,7 +46,7 @@ def accept(store: MPI, port: str) -> None:
         comm = _merged(progress, between, is_new=True)
         ranks = _exchange_process_names(progress, comm, progress.ranks[0])
         for number in ranks[:-1]:
-            with contextlib.suppress(OSError):  # it is lost, as the next exchange hears
+            with contextlib.suppress(OSError):  # it is lost, as is heard next; or mpirun is slow, and MPI asks again
                 pmix.get_addresses(number, _ANSWERS)
     _go_on_with(store, comm, ranks)
 
