@@ -1,4 +1,4 @@
-"""PMIx, the interface of Open MPI to mpirun: outlive its daemons, tell MPI who is lost or where, start processes."""
+"""PMIx, by which Open MPI speaks to mpirun: outlive its daemons, tell of losses, get addresses, start processes."""
 
 from __future__ import annotations
 
