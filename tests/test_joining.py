@@ -41,13 +41,13 @@ CLOSE = {"rtol": 1e-8, "atol": 1e-10}  # float64 sums in another order; Adam div
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """What one process alone ends with; a function of who makes the steps, and of the epochs."""
+    """What one process alone ends with; a function of who makes the steps, of the epochs, and of the net."""
 
     @functools.cache
-    def train(kind, epochs):
+    def train(kind, epochs, *net):
         folder = tmp_path_factory.mktemp("alone")
         words = [str(folder / "alone.npz"), str(folder / "run"), kind, str(epochs)]
-        subprocess.run([sys.executable, str(PROGRAM), *words], check=True)
+        subprocess.run([sys.executable, str(PROGRAM), *words, *net], check=True)
         return dict(np.load(folder / "alone.npz"))
 
     return train
@@ -63,7 +63,7 @@ def check(
     status, output = run([sys.executable, "-m", "gluon_parallel", "launch", *map(str, words)])
     assert status == 0, output
     found = dict(np.load(folder / "weights.npz"))
-    expected = undisturbed(kind, epochs)
+    expected = undisturbed(kind, epochs, *(order for order in orders if order == "unshaped"))
     assert found.keys() == expected.keys()
     for name, array in expected.items():
         np.testing.assert_allclose(found[name], array, **CLOSE, err_msg=output)
@@ -91,9 +91,9 @@ def test_a_new_process_takes_the_place_of_a_lost_one_and_changes_no_weight(undis
 
 @needs_mpi
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["prepare", "survive"])
-def test_process_0_and_others_are_replaced_one_after_the_other(undisturbed, tmp_path, kind):
-    output = check(undisturbed, tmp_path, "0:10:SIGKILL", "2:20:SIGKILL", kind=kind, num=3, epochs=60)
+@pytest.mark.parametrize(("kind", "words"), [("prepare", []), ("prepare", ["unshaped"]), ("survive", ["unshaped"])])
+def test_process_0_and_others_are_replaced_one_after_the_other(undisturbed, tmp_path, kind, words):
+    output = check(undisturbed, tmp_path, "0:10:SIGKILL", "2:20:SIGKILL", *words, kind=kind, num=3, epochs=60)
     assert "joined: rank 3, rank 4" in output
 
 
@@ -615,14 +615,21 @@ def test_a_machine_that_knows_its_own_name_as_loopback_is_found_by_that_of_anoth
     assert own_hosts.own_address([here, there], others_may_come=True) == "127.0.0.1"  # from which there is reached
 
 
-def test_a_new_process_whose_net_gets_its_shapes_with_the_first_batch_says_what_to_do():
-    net = gluon.nn.Dense(1)
-    net.initialize()
-    trainer = gluon.Trainer(net.collect_params(), "sgd")
-    with pytest.raises(ValueError, match=r"^dense\d+_weight gets its shape .* as net\(x\)"):
-        newcomers.check_shapes(trainer)
-    net(mx.nd.ones((2, 3)))
-    newcomers.check_shapes(trainer)
+@pytest.mark.parametrize(
+    ("prefixes", "refused"),
+    [
+        (("a_", "b_"), ""),
+        (("b_", "a_"), r"it numbers the parameters in the order \w+; each of the others numbers .*"),
+    ],
+)
+def test_a_new_process_whose_trainer_numbers_the_parameters_otherwise_is_not_met(prefixes, refused):
+    said = []
+    for first, second in [("a_", "b_"), prefixes]:
+        net = gluon.nn.HybridSequential()
+        net.add(gluon.nn.Dense(2, in_units=2, prefix=first), gluon.nn.Dense(2, in_units=2, prefix=second))
+        net.initialize()
+        said.append(newcomers.description(net, gluon.Trainer(net.collect_params(), "sgd")))
+    assert re.fullmatch(refused, newcomers.difference(*said))
 
 
 def test_what_a_new_process_could_not_take_over_is_refused_at_the_start(monkeypatch):
@@ -650,6 +657,10 @@ class Counter:
 
     def restore(self, archive, source):
         self.numbers = archive.facts["numbers"]
+
+
+class Process:
+    """In the place of a store, for what knows its rank."""
 
 
 def hand_over(monkeypatch, old, new):
@@ -683,7 +694,8 @@ def test_a_new_process_gets_the_loss_scale_and_what_saved_has_and_begins_after_a
         )
         for x, y in itertools.islice(loader, 3 if rank == 0 else 0):
             training.step(x, y)
-        store = types.SimpleNamespace(rank=rank)
+        store = Process()
+        store.rank = rank
         processes.append(progress.Progress(net, trainer, training.loaders, store, state, restore, None, training))
         for all_of_them, one in ((nets, net), (trainings, training), (counters, counter), (scalers, scaler)):
             all_of_them.append(one)

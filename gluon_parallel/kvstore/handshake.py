@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import platform
 import sys
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -106,7 +107,7 @@ def agree(store: Any, says: Sequence[str], advice: str) -> None:
         WorkersDiffer: another process says something else; names who says what.
         WorkerLost: another process does not call it within ``GLUON_PARALLEL_TIMEOUT``.
     """
-    if store.num_workers == 1:
+    if store.num_workers == 1 or state_of(store).is_agreed:
         return
     if not store.sums:
         store.agree_with_first(says, advice)
@@ -118,6 +119,16 @@ def agree(store: Any, says: Sequence[str], advice: str) -> None:
     end = f"{says[0].partition(' ')[0] if says else 'say'} nothing more"
     for sentence in itertools.chain(says, itertools.repeat(end)):
         _all_say(store, HANDSHAKE_WORDS, words_of(sentence), says, f"store {store.type!r}", advice)
+
+
+@contextlib.contextmanager
+def agreed(store: Any) -> Iterator[None]:
+    """Compare nothing in this process meanwhile: the others have done so before it joined them."""
+    state_of(store).is_agreed = True
+    try:
+        yield
+    finally:
+        state_of(store).is_agreed = False
 
 
 def _all_say(store: Any, key: int, numbers: np.ndarray, says: Sequence[str], where: str = "", advice: str = "") -> bool:

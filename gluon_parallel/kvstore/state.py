@@ -15,6 +15,7 @@ class _State:
         self.lock = threading.RLock()
         self.opened: set = set()  # keys
         self.agreed: set[str] = set()  # what all processes send under a key, in words
+        self.is_agreed = False  # whether this process compares nothing, see :func:`.handshake.agreed`
         self.new_keys = itertools.count(FIRST_EXCHANGE)  # in the program's order: the same ones in every process
         self.keys: dict[int, int] = {}  # length of a vector -> the key of functions that gather such ones
         self.sync_groups: dict = {}  # kind of sync group -> the store of this process's, see :mod:`.groups`

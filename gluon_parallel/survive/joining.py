@@ -8,7 +8,6 @@ from typing import Any, Callable, Optional
 
 from ..kvstore import heartbeat
 from ..mxnet.compat import mx
-from ..mxnet.trainers import has_made_store, make_store
 from . import meeting, newcomers
 from .progress import Progress
 from .regrouping import has_failed
@@ -29,7 +28,7 @@ class Joining:
     def __init__(
         self, net: mx.gluon.Block, trainer: mx.gluon.Trainer, store: Any, progress: Progress, regroup: Regroup
     ) -> None:
-        self._trainer, self._store, self._progress, self._regroup = trainer, store, progress, regroup
+        self._store, self._progress, self._regroup = store, progress, regroup
         self._newcomers = newcomers.Newcomers(net, trainer, store)
 
     def between_steps(self) -> None:
@@ -66,9 +65,6 @@ class Joining:
         """In a new process: wait for those that train, and go on where they are."""
         try:
             self._progress.num_done = -1
-            newcomers.check_shapes(self._trainer)
-            if not has_made_store(self._trainer):  # alone: it gets the weights with the state of the others
-                make_store(self._trainer)
             self._regroup(self._newcomers.accept)
         except Exception as error:
             newcomers.leave(error)

@@ -18,7 +18,7 @@ from ..kvstore.handshake import version
 from ..kvstore.mpi import pmix
 from ..mxnet.blocks import parameters_by_structure
 from ..mxnet.compat import mx
-from ..mxnet.parameters import waits_for_shape
+from ..mxnet.parameters import gradient_storage, waits_for_shape
 from ..mxnet.trainers import parameters_of
 from ..reduce.step_header import header_of
 from . import meeting
@@ -43,12 +43,15 @@ class Newcomer(NamedTuple):
 def description(net: mx.gluon.Block, trainer: mx.gluon.Trainer) -> dict[str, str]:
     """What must be the same in a new process, in words by name."""
     parameters = parameters_by_structure(net)
+    found_in = {id(one): name for name, one in reversed([*parameters.items()])}
+    numbered = [f"{found_in.get(id(one))} {gradient_storage(one)}" for one in parameters_of(trainer)]
     has_shapes = not any(waits_for_shape(one) for one in parameters.values())
     shapes = [f"{name} {one.shape} {one.dtype}" for name, one in parameters.items()] if has_shapes else []
     return {
         "version": version(),
         "net": f"trains a {type(net).__name__} with {len(parameters)} parameters",
         "names of parameters": f"has parameters of the names {_digest([*parameters])}",
+        "numbers of parameters": f"numbers the parameters in the order {_digest(numbered)}",
         "shapes": f"has parameters of the shapes {_digest(shapes)}" if has_shapes else "",
         "optimizer": f"updates by {type(trainer.optimizer).__name__}",
     }
@@ -133,16 +136,6 @@ class Newcomers:
 
         threading.Thread(target=say, name="gluon_parallel.ready", daemon=True).start()
         meeting.accept(self._store, port)
-
-
-def check_shapes(trainer: mx.gluon.Trainer) -> None:
-    """Refuse a net without shapes: its store has to know them before this process meets the others."""
-    waiting = [parameter.name for parameter in parameters_of(trainer) if waits_for_shape(parameter)]
-    if waiting:
-        raise ValueError(
-            f"{waiting[0]} gets its shape with the first batch, too late for a process that joins; call the net with a "
-            "batch, as net(x), before gp.prepare or gp.survive"
-        )
 
 
 def leave_after_step() -> None:

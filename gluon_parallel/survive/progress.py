@@ -9,9 +9,10 @@ from typing import Any, Callable, Optional
 import numpy as np
 
 from ..kvstore.collective import gather, gather_objects
+from ..kvstore.handshake import agreed
 from ..mxnet.compat import mx
 from ..mxnet.parameters import forget_call_with_first_values, is_differentiable
-from ..mxnet.trainers import set_progress_of_store
+from ..mxnet.trainers import has_made_store, set_progress_of_store
 from .steps import Loader, Step
 
 NOTHING: Any = object()  # in the place of a result that no other process has
@@ -102,8 +103,10 @@ class Progress:
         is_update, archive, result, num_done, position = found
         is_new = self.num_done < 0
         if is_update or is_new:
-            set_progress_of_store(self._trainer, True, [])  # the others have all weights
-            self._restore(archive, self._net, self._trainer)
+            # The others have all weights. A new process makes its store here, where it knows all shapes.
+            set_progress_of_store(self._trainer, not is_new or has_made_store(self._trainer), [])
+            with agreed(self._store):
+                self._restore(archive, self._net, self._trainer)
         if is_new:
             self._begin_at(position)
             self.num_done = num_done

@@ -166,7 +166,6 @@ def train(options, orders: list) -> None:
     net.cast(dtype)
     net.initialize(mx.init.Xavier(), ctx=gp.devices("auto"))
     net.hybridize()
-    net(mx.nd.zeros((1, *shape), dtype=dtype, ctx=gp.devices("auto")[0]))  # all shapes are known, so others can join
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.02, "momentum": 0.9})
     happens.at("begin")
     store = gp.kvstore.create("auto")

@@ -22,11 +22,13 @@ SAMPLES, BATCH = 24, 6
 NUM_WORKERS = int(os.environ.get("GLUON_PARALLEL_NUM_WORKERS", 1))
 
 
-def make_net(units=5):
+def make_net(units=5, has_shapes=True):
+    """A net that knows its shapes, or gets them with its first batch."""
     mx.random.seed(3)
     net = gluon.nn.HybridSequential()
-    net.add(gluon.nn.Dense(units, activation="tanh", in_units=3), gluon.nn.BatchNorm(in_channels=units))
-    net.add(gluon.nn.Dense(2, in_units=units))
+    hidden = units if has_shapes else 0
+    net.add(gluon.nn.Dense(units, activation="tanh", in_units=3 * has_shapes), gluon.nn.BatchNorm(in_channels=hidden))
+    net.add(gluon.nn.Dense(2, in_units=hidden))
     net.cast("float64")
     net.initialize(mx.init.Xavier())
     return net
@@ -67,7 +69,7 @@ class Orders:
 
     def __init__(self, words):
         self.number = int(os.environ.get("GLUON_PARALLEL_RANK", 0))
-        mine = [word.split(":") for word in words if word != "slow"]
+        mine = [word.split(":") for word in words if ":" in word]
         self._mine = {moment: what for number, moment, what in mine if int(number) == self.number}
         moments = [moment for moment in self._mine if moment.startswith("meet")]
         if moments:
@@ -100,7 +102,7 @@ class Orders:
 def main(file, folder, kind, epochs, *words):
     orders = Orders(words)
     is_other = joins() is not None and orders.at("begin") == "net"
-    net, data, epochs = make_net(6 if is_other else 5), make_data(), int(epochs)
+    net, data, epochs = make_net(6 if is_other else 5, "unshaped" not in words), make_data(), int(epochs)
     store = gp.kvstore.create("auto")
     trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01}, kvstore=store)
     loss = gluon.loss.SoftmaxCrossEntropyLoss()
