@@ -7,8 +7,9 @@
 
 Each run is of one kind; what happens, happens at a random step, or at a random moment of the meeting. A line per run
 says the largest difference of a weight, relative to the largest weight of its array, how long those that train were
-held to meet each new process, their longest step while it started against their usual one, and what was left behind. A
-table of all kinds follows.
+held to meet each new process, their longest step while it started, and what was left behind. A table of all kinds
+follows. The longest step is given in usual ones: the median of those of as many processes, which are left of as many,
+where no other comes. The longest of these is more than 1, too, and shown first.
 
 Weights are float64. In float32, some runs of 200 steps leave the undisturbed path in one step, all for the same other
 one, and end 0.07 apart: where rounding decides the sign of an input of a ReLU, sums in another order decide otherwise.
@@ -50,6 +51,7 @@ places: Any = sys.modules["gluon_parallel.launch.joins"]  # which decides what p
 IS_NEW = "GLUON_PARALLEL_JOINS" in os.environ
 EPOCHS = 1000  # more than any run has
 NOW = "it is time that this process's host is lost"
+NOTED = "sizes", "waits", "lengths", "memory"  # what process 0 writes: per step, and per new process
 WAIT = 0.3  # seconds between two steps while a process is missing, so that one can start before the training ends
 
 
@@ -61,7 +63,7 @@ def orders_of(kind: str, chosen: random.Random, processes: int) -> tuple[list[li
     "lose" or "unplug" (of the process's host: all of it ends, or its cable is taken away).
     """
     step, last, delay = chosen.randint(4, 20), processes - 1, chosen.uniform(0, 0.05)
-    kill, victim = "SIGKILL", chosen.randint(1, last)
+    kill, victim = "SIGKILL", chosen.randint(min(1, last), last)
     one: list[Any] = [victim, step, kill]
     kinds = {
         "replaced": ([one], 1),
@@ -73,10 +75,11 @@ def orders_of(kind: str, chosen: random.Random, processes: int) -> tuple[list[li
         "new dies in meeting": ([one, [processes, f"meet {delay}", kill]], 1),
         "new dies after": ([one, [processes, f"after {chosen.randint(0, 8)}", kill]], 2),
         "old dies while new starts": ([[last, step, kill], [0, f"late {chosen.uniform(0, 4)}", kill]], 2),
-        "old dies in meeting": ([[last, step, kill], [chosen.randint(0, last - 1), f"meet {delay}", kill]], 2),
+        "old dies in meeting": ([[last, step, kill], [chosen.randint(0, max(0, last - 1)), f"meet {delay}", kill]], 2),
         "stop while new starts": ([one, [victim - 1, f"late {chosen.uniform(0, 4)}", "stop"]], 0),
         "stop in meeting": ([[last, step, kill], [0, f"meet {delay}", "stop"]], 0),
         "no slots": ([one, *([number, "begin", "full"] for number in range(processes))], 1),
+        "grow": ([[0, step, f"slots {processes + 1}"]], 1),
         "grow twice": ([[0, step, f"slots {processes + 1}"], [0, 2 * step, f"slots {processes + 2}"]], 2),
         "double": ([[0, step, f"slots {2 * processes}"]], processes),
         "shrink": ([[0, step, f"slots {processes - 1}"]], 0),
@@ -90,7 +93,7 @@ def orders_of(kind: str, chosen: random.Random, processes: int) -> tuple[list[li
 KINDS = [
     "replaced", "first", "two", "two at once", "new dies before", "new stopped before", "new dies in meeting",
     "new dies after", "old dies while new starts", "old dies in meeting", "stop while new starts", "stop in meeting",
-    "no slots", "grow twice", "double", "shrink", "host lost", "host cut off",
+    "no slots", "grow", "grow twice", "double", "shrink", "host lost", "host cut off",
     "rounds",
 ]  # fmt: skip
 
@@ -176,6 +179,7 @@ def train(options, orders: list) -> None:
     )  # fmt: skip
     first = training.num_steps
     sizes: list[int] = []
+    waits: list[bool] = []  # for others
     lengths: list[float] = []
     memory: list[int] = []
     for _ in training.epochs(EPOCHS, progress=False):
@@ -189,15 +193,16 @@ def train(options, orders: list) -> None:
             if store.num_workers > (sizes[-1] if sizes else store.num_workers):
                 memory.append(int(Path("/proc/self/statm").read_text().split()[1]) // 256)
             sizes.append(store.num_workers)
+            waits.append(store.num_workers < happens.num_wanted)
             lengths.append(time.perf_counter() - begin)
-            time.sleep(WAIT * (store.num_workers != happens.num_wanted))
+            time.sleep(WAIT * (store.num_workers != happens.num_wanted and not IS_NEW))
             begin = time.perf_counter()
             if training.num_steps == options.steps:
                 break
         if training.num_steps == options.steps:
             break
     if store.rank == 0:
-        Path(f"{file}.json").write_text(json.dumps({"sizes": sizes, "lengths": lengths, "memory": memory}))
+        Path(f"{file}.json").write_text(json.dumps(dict(zip(NOTED, (sizes, waits, lengths, memory)))))
         np.savez(file, **{key: one.data(one.list_ctx()[0]).asnumpy() for key, one in parameters(net).items()})
 
 
@@ -219,7 +224,7 @@ def launch(options, folder: Path, orders: list, joining: bool = True):
         return gp.launch.launch(
             __file__, [*words, "--orders", json.dumps(orders)], options.processes, devices="cpu:1",
             timeout=options.timeout, logs=str(logs), live=False, announces=options.verbose,
-            min_processes=1 if joining else None, max_processes=2 * options.processes if joining else None,
+            min_processes=1, max_processes=2 * options.processes if joining else None,
             hostfile=str(hosts) if joining else None,
         )  # fmt: skip
 
@@ -233,7 +238,7 @@ def launch(options, folder: Path, orders: list, joining: bool = True):
         {line for log in logs.glob("rank-*.log") for line in log.read_text().splitlines() if "gluon-p" in line}
     )
     weights = dict(np.load(file)) if file.exists() else {}
-    noted = json.loads(Path(f"{file}.json").read_text()) if weights else {"sizes": [], "lengths": [], "memory": []}
+    noted = json.loads(Path(f"{file}.json").read_text()) if weights else {name: [] for name in NOTED}
     return weights, noted, result, said
 
 
@@ -261,6 +266,37 @@ def launch_on_hosts(options, folder: Path, words: list[str], what: str) -> Any:
     if options.verbose:
         print(done.stderr)
     return types.SimpleNamespace(exit_code=done.returncode, failure=done.stderr)
+
+
+class Usual:
+    """The usual step of so many processes while no other one starts, measured when it is asked for."""
+
+    def __init__(self, options, folder: Path) -> None:
+        self._options, self._folder = options, folder
+        self._seconds: dict[int, float] = {}
+
+    def seconds(self, num: int) -> float:
+        """The median of the steps of the processes that are left when the others are killed."""
+        if num not in self._seconds:
+            orders: list[list] = [[number, 3, "SIGKILL"] for number in range(num, self._options.processes)]
+            noted = launch(self._options, self._folder, orders, joining=False)[1]
+            lengths = [seconds for size, seconds in zip(noted["sizes"], noted["lengths"]) if size == num][3:]
+            self._seconds[num] = statistics.median(lengths)
+            longest = max(lengths) / self._seconds[num]
+            print(
+                f"{num} processes alone: {self._seconds[num]:.3f} s a step, longest {longest:.1f} usual ones",
+                flush=True,
+            )
+        return self._seconds[num]
+
+    def longest(self, noted: dict) -> float:
+        """The longest step while others were waited for, in usual ones; those in which somebody was lost or met not."""
+        rows = [*zip(noted["sizes"], noted["waits"], noted["lengths"])][1:]
+        same = [now[0] == before[0] for before, now in zip(rows, rows[1:])]
+        return max(
+            (seconds / self.seconds(num) for (num, waits, seconds), same in zip(rows[1:], same) if waits and same),
+            default=np.nan,
+        )
 
 
 def left_behind(file: Path) -> int:
@@ -299,6 +335,7 @@ def main() -> int:
         if result.exit_code or not expected:
             print(f"the undisturbed training has failed: {result.failure}")
             return 1
+        usual = Usual(options, folder)
         for kind in options.kinds:
             good, largest = 0, 0.0
             if kind == "rounds":
@@ -312,12 +349,7 @@ def main() -> int:
                 held = [
                     float(one) for line in said for one in re.findall(r"joined after.*go on after ([\d.]+) s", line)
                 ]
-                lengths, fewer = np.array(noted["lengths"][1:]), np.array(noted["sizes"][1:]) < options.processes
-                usual = np.median(lengths) if len(lengths) else np.nan
-                # Without the steps in which somebody was lost or met
-                same = np.diff(noted["sizes"]) == 0 if len(lengths) else np.array([], bool)
-                meanwhile = lengths[fewer & same] if len(lengths) else np.array([])
-                ratio = meanwhile.max() / usual if len(meanwhile) else np.nan
+                ratio = usual.longest(noted)
                 right = result.exit_code == 0 and found <= LARGEST[options.dtype] and not left
                 right = right and len(held) >= wanted
                 good += right
