@@ -539,6 +539,12 @@ def test_a_list_of_hosts_is_read_again_and_complaints_are_made_once(tmp_path):
     watched = HostList(str(file), None, said.append)
     watched.look(0.0)
     assert watched.hosts == [Host("h1", 2)] and len(said) == 2
+    for number in range(2):  # it is gone, and comes again as it was
+        file.unlink()
+        watched.look(10.0 + 20 * number)
+        assert len(said) == 3 + number and "cannot be read" in said[-1]
+        file.write_text("h1:2")
+        watched.look(20.0 + 20 * number)
 
 
 @pytest.mark.parametrize(

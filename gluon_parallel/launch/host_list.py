@@ -160,4 +160,5 @@ class HostList:
     def _complain(self, text: str) -> None:
         if text != self._complaint:
             self._complaint = text
+            self._before = None  # so that the same list ends the complaint when it can be read again
             self._say(f"{text}. The processes stay as they are")
