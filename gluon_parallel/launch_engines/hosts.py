@@ -143,7 +143,8 @@ def check_num_workers(num_workers: Optional[int], hosts: Sequence[Host]) -> int:
         return bounds.whole("hosts: the number of all processes", slots, 1, bounds.PROCESSES, LaunchError)
     bounds.whole("-n", num_workers, 1, bounds.PROCESSES, LaunchError)
     if hosts and num_workers > slots:
-        raise LaunchError(f"-n is {num_workers}, but the hosts take {slots}: {hosts}. Name more, as in h1:4")
+        taken = ", ".join(f"{host.name}:{host.slots}" for host in hosts)
+        raise LaunchError(f"-n is {num_workers}, but the hosts take {slots}: {taken}. Name more, as in h1:4")
     return num_workers
 
 

@@ -14,7 +14,7 @@ from ..allreduce.gradients import trainable
 from ..errors import NotFinite, ReplicasDiffer, SeparateTraining, warn
 from ..kvstore import as_store, together
 from ..kvstore.collective import gather
-from ..kvstore.contract import is_distributed
+from ..kvstore.contract import contract, is_distributed
 from ..mxnet.arrays import addresses_of
 from ..mxnet.blocks import options_of, own_parameters, parameters_by_structure
 from ..mxnet.compat import mx
@@ -248,14 +248,15 @@ def check_replicas(net: mx.gluon.Block, store: mx.kv.KVStoreBase | None = None) 
     copies = {name: [_digest(data.asnumpy()) for data in one.list_data()] for name, one in parameters.items()}
     apart = [name for name, digests in copies.items() if len(set(digests)) > 1]
     own = np.array([*(digests[0] for digests in copies.values()), bool(apart)], np.float64)
-    rows = own[None]
+    rows, numbers = own[None], [0]
     if store is not None:
         rows = together(store, lambda: gather(as_store(store, "check_replicas"), "gp.check_replicas()", own))
+        numbers = contract(store).ranks
     differ = (rows[:, :-1] != rows[0, :-1]).any(axis=0)
     if differ.any():
         number = int(np.argmax(differ))
         raise ReplicasDiffer(
-            f"parameter {list(copies)[number]} differs between the processes {_groups(rows[:, number])}"
+            f"parameter {list(copies)[number]} differs between the processes {_groups(numbers, rows[:, number])}"
             f"{_more(differ.sum())}. {_ADVICE}"
         )
     if apart:
@@ -267,9 +268,9 @@ def check_replicas(net: mx.gluon.Block, store: mx.kv.KVStoreBase | None = None) 
             "with parameter.set_data(array), which sets all devices, and sum the gradients of all devices in every step"
         )
     if rows[:, -1].any():
-        ranks = ", ".join(map(str, np.flatnonzero(rows[:, -1])))
+        where = ", ".join(str(numbers[rank]) for rank in np.flatnonzero(rows[:, -1]))
         raise ReplicasDiffer(
-            f"parameters differ between the devices of process {ranks}, whose error names the first one"
+            f"parameters differ between the devices of process {where}, whose error names the first one"
         )
 
 
@@ -293,12 +294,12 @@ def _digest(array: np.ndarray, before: int = 0) -> int:
     return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, before)
 
 
-def _groups(digests: np.ndarray) -> str:
-    """Which ranks hold the same, such as "0, 2 | 1"."""
-    ranks: dict[float, list[int]] = {}
-    for rank, digest in enumerate(digests.tolist()):
-        ranks.setdefault(digest, []).append(rank)
-    return " | ".join(", ".join(map(str, group)) for group in ranks.values())
+def _groups(numbers: Sequence[int], digests: np.ndarray) -> str:
+    """Which processes hold the same, such as "0, 2 | 1"."""
+    found: dict[float, list[int]] = {}
+    for number, digest in zip(numbers, digests.tolist()):
+        found.setdefault(digest, []).append(number)
+    return " | ".join(", ".join(map(str, group)) for group in found.values())
 
 
 def _more(count: int) -> str:

@@ -7,7 +7,7 @@ from batch_norm_reference import reference
 from simulated_hosts import NONBLOCKING, VARIABLE
 
 import gluon_parallel as gp
-from mxnet import autograd, gluon, nd
+from mxnet import autograd, gluon, init, nd
 
 C = 3
 
@@ -70,6 +70,16 @@ def check_groups_of_all_kinds_sum_and_gather(store):
         inner = gp.kvstore.group(members, [members.num_workers - 1])
         assert (inner is None) == (rank != num - 1)
         assert inner is None or list(inner.ranks) == [num - 1]
+
+
+def check_processes_of_a_group_that_hold_other_weights_are_named_by_their_numbers_among_all(store):
+    """As in every other error."""
+    members = gp.kvstore.group(store, range(1, store.num_workers))
+    net = gluon.nn.Dense(1, in_units=1)
+    net.initialize(init.Constant(store.rank))
+    if members is not None and members.num_workers > 1:
+        wanted = " | ".join(map(str, members.ranks))
+        raises(gp.errors.ReplicasDiffer, f"differs between the processes {wanted}", gp.check_replicas, net, members)
 
 
 def check_groups_that_differ_are_refused_everywhere(store):

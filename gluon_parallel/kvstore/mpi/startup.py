@@ -41,7 +41,7 @@ _UNFINISHED = (
 )
 
 _lock = threading.Lock()
-progress_engines: list = []  # the progress progress_engines of this process: of all processes, and of parts of them
+progress_engines: list = []  # this process's progress engines: that of all processes first, then those of groups
 _reasons: list = []  # why this process will end early, the first one first
 
 
@@ -294,7 +294,9 @@ def _leave() -> None:
     if was_done and progress.failure is not None:
         heartbeat.send(heartbeat.WAS_DONE)  # another process failed later, and says why
     elif was_done:
-        LOG.error(f"gluon_parallel: process {progress.rank}: {missing} did not end within the limit")
+        others = ", ".join(str(progress.ranks[rank]) for rank in missing)
+        limit = f"{PATIENCE * progress.timeout:g} s"
+        LOG.error(f"gluon_parallel: {progress.name}: process {others} did not end its program within {limit}")
     elif uncaught is None and not reason and not is_reported(progress.failure):
         LOG.error(f"gluon_parallel: {type(progress.failure).__name__}: {progress.failure}")
     end_at_once(1)  # not through MPI_Finalize, which would wait for those who are gone

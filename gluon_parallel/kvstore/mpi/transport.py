@@ -120,9 +120,9 @@ def made_within_limit(progress: Any, make: Callable[[], Any]) -> Any:
         return not thread.is_alive()
 
     thread.start()
-    advice = "Every process must make the same groups in the same order; look at their output"
+    advice = "Every process must make the same groups in the same order, and must have heard of the same losses; look at their output"
     try:
-        wait_until(has_ended, progress.timeout, lambda: ("store 'mpi', a new group", progress.name), advice)
+        wait_until(has_ended, progress.timeout, lambda: ("store 'mpi', a new communicator", progress.name), advice)
     except WorkerLost as error:
         leave_without_waiting()
         progress.fail(error, tell=False)  # the thread that waits in MPI keeps the lock: nothing can be sent any more
@@ -130,7 +130,7 @@ def made_within_limit(progress: Any, make: Callable[[], Any]) -> Any:
     if failures:
         if MIN_PROCESSES not in os.environ:  # else the others may go on without the process that is lost
             leave_without_waiting()
-        failure = WorkerLost(f"store 'mpi', {progress.name}: MPI made no new group: {failures[0]}")
+        failure = WorkerLost(f"store 'mpi', {progress.name}: MPI made no new communicator: {failures[0]}")
         progress.fail(failure, tell=False)  # so whoever asks knows that the group has failed, also before MPI says it
         raise failure from failures[0]
     return made[0]
