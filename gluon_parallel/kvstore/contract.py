@@ -176,7 +176,7 @@ def contract(store: Any) -> Contract:
 
 
 def is_ours(store: Any) -> bool:
-    """Whether a store takes what this package counts and compares beside what its users send."""
+    """Whether this package implements the store, so that its own counts and comparisons can travel through it."""
     return isinstance(store, Contract) and not isinstance(store, Foreign)
 
 

@@ -68,7 +68,7 @@ def create(name: str = "local") -> Any:
     if not meets_others(name):
         return separate_training.note_store(_create_in_mxnet(name))
     with taking_rank():
-        heartbeat.send("arrived")  # from now on it waits for all processes
+        heartbeat.send(heartbeat.ARRIVED)
         if not over_servers:
             store = load(STORES[name.lower()].made_by)()
         else:

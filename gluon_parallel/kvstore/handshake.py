@@ -107,7 +107,7 @@ def agree(store: Any, says: Sequence[str], advice: str) -> None:
         WorkersDiffer: another process says something else; names who says what.
         WorkerLost: another process does not call it within ``GLUON_PARALLEL_TIMEOUT``.
     """
-    if store.num_workers == 1 or state_of(store).is_agreed:
+    if store.num_workers == 1 or not state_of(store).compares:
         return
     if not store.sums:
         store.agree_with_first(says, advice)
@@ -122,13 +122,13 @@ def agree(store: Any, says: Sequence[str], advice: str) -> None:
 
 
 @contextlib.contextmanager
-def agreed(store: Any) -> Iterator[None]:
-    """Compare nothing in this process meanwhile: the others have done so before it joined them."""
-    state_of(store).is_agreed = True
+def without_comparison(store: Any) -> Iterator[None]:
+    """Within this block, this process compares nothing: the others did so before it joined them."""
+    state_of(store).compares = False
     try:
         yield
     finally:
-        state_of(store).is_agreed = False
+        state_of(store).compares = True
 
 
 def _all_say(store: Any, key: int, numbers: np.ndarray, says: Sequence[str], where: str = "", advice: str = "") -> bool:

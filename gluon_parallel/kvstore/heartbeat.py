@@ -1,4 +1,4 @@
-"""Heartbeat to the launcher: a process reports how far it has come, and hears whom the launcher has lost."""
+"""Messages between this process and the launcher, one line each, through its agent."""
 
 import contextlib
 import os
@@ -6,6 +6,7 @@ import threading
 from collections.abc import Collection, Sequence
 from typing import Callable, Optional
 
+ARRIVED = "arrived"  # is sent by a process that is about to wait for all others to connect
 LOST_ANOTHER = "lost another"  # is sent by a process that ends because another one has
 WAS_DONE = "was done"  # is sent by a process that had done its work when another one failed
 GOES_ON = "goes on"  # is sent by a process that from now on goes on without others that are lost
@@ -30,11 +31,7 @@ _VARIABLE = "GLUON_PARALLEL_HEARTBEAT"
 
 
 def send(text: str) -> None:
-    """Send one line to the launcher; without a launcher nothing happens.
-
-    ``send("arrived")`` says that this process is about to wait for all others to connect: from then on the launcher
-    knows which process to name if one never comes.
-    """
+    """Send one line to the launcher; without a launcher nothing happens."""
     number = _socket()
     if number is not None:
         with contextlib.suppress(OSError):

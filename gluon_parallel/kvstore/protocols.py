@@ -74,7 +74,7 @@ class Rows(Protocol):
 
 @runtime_checkable
 class Hooks(Protocol):
-    """What communication hooks need beside sums, which a store that has it makes under any new key."""
+    """All-gather for communication hooks; such a store also sums under keys that it has not seen before."""
 
     def allgather(self, key: Hashable, value: Any, out: Any, priority: int = 0) -> None:
         """Row r of `out`, (num_workers, ...), becomes the `value`, (...), of process r; both are on the CPU."""

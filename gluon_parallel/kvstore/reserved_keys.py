@@ -7,7 +7,7 @@ above. A store never compresses what travels under them.
 FIRST_RESERVED = (1 << 20) - 4160  # keys from here on are reserved
 FIRST_COUNT = (1 << 20) - 64  # from here on keys are never compressed; before it :mod:`.servers` numbers comparisons
 
-HEADER = (1 << 20) - 1  # reduce.step_header
+STEP_HEADER = (1 << 20) - 1  # reduce.step_header
 JOIN = (1 << 20) - 2  # step.sampler
 LOSS_PARTS = (1 << 20) - 3  # step.losses
 CLOCK = (1 << 20) - 4  # asynchronous.processes

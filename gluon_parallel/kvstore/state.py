@@ -1,4 +1,4 @@
-"""State of a store that belongs to nobody who uses it: its keys, what was compared, the sync groups."""
+"""State that all users of one store share: keys, compared descriptions, sync groups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class _State:
         self.lock = threading.RLock()
         self.opened: set = set()  # keys
         self.agreed: set[str] = set()  # what all processes send under a key, in words
-        self.is_agreed = False  # whether this process compares nothing, see :func:`.handshake.agreed`
+        self.compares = True  # whether :func:`.handshake.agree` compares anything
         self.new_keys = itertools.count(FIRST_EXCHANGE)  # in the program's order: the same ones in every process
         self.keys: dict[int, int] = {}  # length of a vector -> the key of functions that gather such ones
         self.sync_groups: dict = {}  # kind of sync group -> the store of this process's, see :mod:`.groups`

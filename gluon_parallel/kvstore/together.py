@@ -1,4 +1,4 @@
-"""What all processes of a training call together, which is called again where it has broken off."""
+"""Calls that all processes of a training make together; those that are left repeat them after a loss."""
 
 from __future__ import annotations
 

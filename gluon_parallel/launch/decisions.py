@@ -106,7 +106,7 @@ class Decisions:
         if self.joins is not None and text:
             self.joins.hear(member, text, self._now, self._rest)
         if "lines" in message:
-            # A lost process says enough; after Ctrl-C, whoever asks by SIGUSR1 gets the answer.
+            # After a failure, which is named already, the terminal shows no flight recorder; after Ctrl-C it does.
             unseen = SAID if self.failure is not None and self.failure.member else None
             self.logs.write(name, message["lines"], message["stream"], unseen)
         elif text.startswith(heartbeat.RAISED):

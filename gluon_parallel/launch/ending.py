@@ -1,4 +1,4 @@
-"""End of a group: what it ends by, who gets how long for last words, and when what is left is killed."""
+"""End of a launched group: its cause, the time to write reports and checkpoints, and the final kill."""
 
 import signal
 from collections.abc import Mapping

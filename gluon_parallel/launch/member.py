@@ -52,7 +52,7 @@ class Member:
             self.return_code = message["exited"]
         elif "ended" in message:
             self.gone = True
-        elif text == "arrived":
+        elif text == heartbeat.ARRIVED:
             self.arrived = now if self.arrived is None else self.arrived
         elif text == heartbeat.LISTENS:
             self.records = True

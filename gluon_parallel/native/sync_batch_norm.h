@@ -14,7 +14,7 @@ typedef struct Counter {
     _Atomic int64_t value;
 } Counter;
 
-/* Steps of a layer's passes. Each notes a failure in the state. A shard's vectors are on the host, in the state. */
+/* Stages of a layer's passes. Each notes a failure in the state. A shard's vectors are on the host, in the state. */
 typedef struct Arithmetic {
     void (*open)(struct State *);         /* at the beginning of a pass */
     void (*measure)(struct State *);      /* the message becomes the shard's moments, (1 + 2C,) */
@@ -55,10 +55,11 @@ enum { NOTHING = 0, ADD = 3 };                              /* of MXNet's reques
 const Arithmetic *gp_arithmetic_in_memory(int64_t is_double, int64_t processor);
 const Arithmetic *gp_arithmetic_of_operators(void);
 
-/* One call site of one layer on one device. Python owns the memory of all that it points to. */
+/* One call of one layer on one device, until its backward pass is done; then it is used again. Python owns the memory of
+   all that it points to. */
 typedef struct State {
     struct Layer *layer;
-    int64_t device; /* its number there */
+    int64_t device; /* its index in the layer */
     Counter *calls; /* of this device */
     const Arithmetic *arithmetic;
     int64_t is_double; /* whether its arrays, or those that it makes of them, are float64; else float32 */
@@ -69,7 +70,7 @@ typedef struct State {
     double epsilon;
     int64_t fix_gamma; /* gamma is 1, whatever it says */
     int64_t constant;  /* the statistics are constants also while training */
-    double *mean;      /* (C,), as the next two: what the forward pass has used */
+    double *mean;      /* (C,), as the next two: what the forward pass uses; see `take_batch` of MXNet's operators */
     double *variance;
     double *rstd;
     double count;        /* values per channel in the whole batch */
@@ -88,7 +89,7 @@ typedef struct State {
     const Graph *graphs;     /* (NUM_GRAPHS,) */
     int64_t is_narrow;       /* whether x, and gamma, have another dtype than is computed in */
     int64_t gamma_is_narrow;
-    double *staging;         /* (7C,): what goes to the device or comes from it */
+    double *staging;         /* (7C,): what goes to the device or comes from it, the rows of `BATCH_ROWS` in their order */
     void *copied;            /* the same in the device's dtype; the same memory if that is float64 */
     void *pivot, *centre, *batch_variance, *mean_share, *variance_share, *batch_mean, *residual; /* of (C,), each */
     void *sum_dy, *dot, *slope, *intercept, *ones, *zeros;
@@ -139,7 +140,7 @@ typedef struct Layer {
     int64_t spans_processes;   /* whether the last device to come exchanges with other processes */
     int64_t without_samples;   /* whether this process has no samples in this step */
     Processes *processes[2];   /* for each direction; NULL where only Python exchanges */
-    int64_t earlier_calls;     /* before the calls of this process were counted anew: other processes count on */
+    int64_t earlier_calls;     /* of this process, before its count began anew; the others see the sum of both */
     int64_t in_callbacks;      /* nanoseconds that all devices together spent in the operator's passes */
     int64_t processor;         /* the same in processor time */
     int64_t waited;            /* of it, for other devices */

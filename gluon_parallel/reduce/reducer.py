@@ -49,14 +49,14 @@ class Reducer:
 
     Attributes:
         everything, arrays: the trainer's parameters, and their weights and gradients when this was made.
-        parameters: those that have a gradient; below, a index is a number in this list.
+        parameters: those that have a gradient; an index, below, counts in this list, from 0.
         numbers: their numbers in the trainer, which are their keys in its store.
-        devices: all that hold any.
+        devices: all that hold a weight.
         of_devices: for each device (gradients, weights), lists of arrays in the order of the parameters.
         weights, gradients: their arrays, one list per parameter, one array per device.
         shards: how the optimizer's state is divided; None if every device keeps all of it.
         hook: what sums the gradients of steps by a communication hook; None if there is none.
-        marks: (parameters, devices), which gradients were fresh when :meth:`all_fresh` was called last.
+        marks: (parameters, devices), which gradients were fresh at the last :meth:`all_fresh` or :meth:`reached`.
     """
 
     def __init__(self, trainer: mx.gluon.Trainer) -> None:
@@ -255,8 +255,8 @@ def sum_by_hook(trainer: mx.gluon.Trainer, hook: Any) -> None:
     _reducers.pop(trainer)
 
 
-def divide(trainer: mx.gluon.Trainer, shards: Any) -> None:
-    """From now on, every update of this trainer is divided by these :class:`.Shards`, in a hand-written loop too."""
+def shard_updates(trainer: mx.gluon.Trainer, shards: Any) -> None:
+    """From now on, shard every update of this trainer as these :class:`.Shards` say, in a hand-written loop too."""
     _shards.set(trainer, shards)
     _reducers.pop(trainer)
 

@@ -16,7 +16,7 @@ from ..mxnet.compat.array_types import as_legacy
 from ..mxnet.engine import make_plain
 from ..mxnet.trainers import parameters_of, store_of, updaters_of
 from ..split import map_arrays
-from .reducer import Reducer, divide, shards_of
+from .reducer import Reducer, shard_updates, shards_of
 
 # Those that update each value by itself, so that a part of an array is updated as in the whole one; subclasses may not.
 _ELEMENTWISE = {
@@ -24,7 +24,7 @@ _ELEMENTWISE = {
 }  # fmt: skip
 _ALIGNED = 16  # values: where an array is cut
 # Values of one owner before it is the next one's turn: sums become ready one after the other, and with short turns
-# every owner can update early. Smaller owner_bounds would split the huge pages of gradients that are given back.
+# every owner can update early. Smaller pieces would split the huge pages of gradients that are given back.
 _TURN = 1 << 20
 
 
@@ -33,7 +33,7 @@ def shard(trainer: mx.gluon.Trainer) -> Shards:
     shards = shards_of(trainer)
     if shards is None:
         shards = Shards(trainer)
-        divide(trainer, shards)
+        shard_updates(trainer, shards)
         fix_devices(
             trainer,
             "With shard_optimizer=True each device has a part of the optimizer's state: make the trainer after "
@@ -125,7 +125,9 @@ class Shards:
         self._whole = not is_elementwise(trainer.optimizer)
         self._bounds: dict[int, tuple[list[int], list[int]]] = {}  # number -> those of processes, of devices here
         self._reducer: Reducer | None = None  # of the last update
-        self._pieces: dict[int, list[_Piece]] = {}  # by the number of a parameter, of that plan's arrays
+        self._pieces: dict[
+            int, list[_Piece]
+        ] = {}  # number of a parameter -> its pieces, views of the arrays of `_reducer`
         self.with_state: set[int] = set()  # numbers of parameters of which some owner has a state
 
     def divide(self, numbers: Iterable[int] = ()) -> None:
@@ -192,7 +194,7 @@ class Shards:
         self.gather(numbers, [reducer.weights[index] for index in indices])
 
     def gather(self, numbers: Sequence[int], arrays: Sequence[Sequence[mx.nd.NDArray]]) -> None:
-        """Of arrays that are divided as the parameters of these numbers: give all processes the owner_bounds of each.
+        """All-gather arrays that are divided as the parameters of these numbers: every process gets all values.
 
         `arrays` are a list for each number, of one array per device, of which the first has this process's part.
         """

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..kvstore.contract import contract
 from ..kvstore.handshake import FEWER_PASSES, ONE_DIVISOR, ONE_RATE, differ, divided_by
-from ..kvstore.reserved_keys import HEADER
+from ..kvstore.reserved_keys import STEP_HEADER
 from ..kvstore.work import NumberSum
 from ..mxnet.attached import Attached
 from ..mxnet.trainers import parameters_of, store_of
@@ -25,9 +25,9 @@ class StepHeader:
 
     - ``reached`` (parameters,): 1 for each parameter that the losses have reached.
     - ``divisors``, ``rates``, ``passes``, (processes,) each: what each process divides by, its learning rate, and its
-      number of backward passes, below 0 if it is smaller than before; each in its own index, 0 if it says nothing.
+      number of backward passes, below 0 if it is smaller than before; each at the index of its rank, 0 if unknown.
     - ``stop`` (NUM_SIGNALS,): how many processes have had each signal.
-    - ``join`` (1,): how many processes have heard of the process that joins the training next.
+    - ``newcomer`` (1,): how many processes have heard of the process that joins the training next.
     - ``digest`` (2 * DIGEST_BITS,): how many have each bit of a digest of the weights, and of the first inputs.
     - ``samples`` and ``idle``: how many samples there are, and how many processes without any.
 
@@ -41,11 +41,11 @@ class StepHeader:
         num_sent: how often it was.
     """
 
-    def __init__(self, store: Any, num_parameters: int = 0, key: int = HEADER) -> None:
+    def __init__(self, store: Any, num_parameters: int = 0, key: int = STEP_HEADER) -> None:
         ours = contract(store)
         self.rank, self._store, self._ranks = ours.rank, store, ours.ranks
         sizes = {"reached": num_parameters, **dict.fromkeys(("divisors", "rates", "passes"), ours.num_workers)}
-        sizes.update({"stop": NUM_SIGNALS, "join": 1, "digest": 2 * DIGEST_BITS})
+        sizes.update({"stop": NUM_SIGNALS, "newcomer": 1, "digest": 2 * DIGEST_BITS})
         fields: list[Any] = [(name, "f8", (size,)) for name, size in sizes.items()]
         # `idle` is last: `then` is called if the last value of the sum is above 0.
         self._fields = np.dtype([*fields, ("samples", "f8"), ("idle", "f8")])
@@ -63,7 +63,7 @@ class StepHeader:
         """Start the sum of what every process has in `own`, ahead of all other exchanges.
 
         Args:
-            then: called in a thread of the engine, before the sum can be read, if a process is idle.
+            then: called in a thread of MXNet's engine, before the sum can be read, if a process is idle.
 
         Raises:
             WorkersDiffer, WorkerLost: as :meth:`read`, of the sum before.

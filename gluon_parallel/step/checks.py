@@ -1,4 +1,4 @@
-"""Checks that a data-parallel step makes once: arguments, net, trainer and store that it cannot train exactly with."""
+"""Checks of a data-parallel step: its arguments, net, trainer and store; errors for what it cannot train exactly."""
 
 from __future__ import annotations
 

@@ -62,9 +62,9 @@ class DataParallel(Training):
         loss: a Gluon loss or any function of outputs and labels.
         trainer: the ``gluon.Trainer`` of the net's parameters. It stays the owner of the optimizer, its learning rate
             and its state. The update runs on the devices (``update_on_kvstore=False``), because only there gradients
-            can be clipped and states be saved. In index of the stores ``"device"`` and ``"local"`` gradients are summed
-            by NCCL, between several GPUs if MXNet has it and they are float32 or float64, or by :func:`allreduce`;
-            ``trainer.step`` does so, too, from then on.
+            can be clipped and states be saved. In the place of the stores ``"device"`` and ``"local"`` gradients are
+            summed by NCCL, between several GPUs if MXNet has it and they are float32 or float64, or by
+            :func:`allreduce`; ``trainer.step`` does so, too, from then on.
         devices: list of ``mx.Context``, or one; by default those on which the trainer's parameters are.
         accumulate: add the gradients of so many calls of :meth:`step` before an update; equal to one batch that is
             so many times larger. The parameters' ``grad_req`` becomes ``"add"``.

@@ -160,7 +160,7 @@ def outside(net: mx.gluon.Block, trainer: mx.gluon.Trainer) -> dict[int, mx.gluo
 
 
 def _names(net: mx.gluon.Block) -> dict[int, str]:
-    """Where each parameter is in the net, by its identity; one that several layers share has several found_in."""
+    """Where each parameter is in the net, by its identity; one that several layers share is in several places."""
     found_in: dict[int, list[str]] = {}
     for name, parameter in parameters_by_structure(net).items():
         found_in.setdefault(id(parameter), []).append(name)

@@ -185,7 +185,7 @@ class TrainingStep:
                 if options.ignore_stale_grad:
                     counts = self._receive()["reached"]
                     indices = [index for index in reducer.indices if counts[reducer.numbers[index]]]
-            if self._num_updates + 1 >= self._finite.reads_at:
+            if self._num_updates + 1 >= self._finite.next_read:
                 self._finite.check(self._num_updates)
 
             # Reduce. Clipping looks at all gradients, an update of a sharded state at those of its own part.
@@ -218,9 +218,9 @@ class TrainingStep:
                 optimizer_of(trainer).rescale_grad = scale_of(trainer) / divisor
                 update_copies(trainer, reducer, indices)
             self._num_updates += 1
-            if self._num_updates == self._comparison.looks_at:
+            if self._num_updates == self._comparison.next_look:
                 self._comparison.look(self._num_updates)
-            if self._num_updates == self._finite.looks_at:
+            if self._num_updates == self._finite.next_look:
                 self._finite.look(self._num_updates)
         finally:
             self._abandon()

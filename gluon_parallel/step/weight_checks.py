@@ -98,18 +98,19 @@ class FiniteWeights:
     `accumulate` steps make an update, and `updates_before` were made before.
 
     Attributes:
-        looks_at: after how many updates :meth:`look` is due.
-        reads_at: before which update :meth:`check` is due.
+        next_look: after how many updates :meth:`look` is due.
+        next_read: before which update :meth:`check` is due.
     """
 
     def __init__(self, trainer: mx.gluon.Trainer, accumulate: int, updates_before: int = 0) -> None:
         self._trainer, self._accumulate, self._updates_before = trainer, accumulate, updates_before
-        self.looks_at, self.reads_at, self._before = 1, math.inf, 0
+        self.next_look, self.next_read, self._before = 1, math.inf, 0
         self._pending: collections.deque[tuple[int, _Look]] = collections.deque()  # after which update it looked
         self._done: list[_Look] = []  # to be used again
 
     def look(self, num_updates: int) -> None:
-        self.looks_at = _after(num_updates, 8)
+        """Start a look at the weights after that many updates; does not wait."""
+        self.next_look = _after(num_updates, 8)
         self._start(num_updates)
 
     def check(self, num_updates: int, last: bool = False) -> None:
@@ -123,7 +124,7 @@ class FiniteWeights:
             looked, look = self._pending.popleft()
             is_finite = look.result()
             self._done.append(look)
-            self.reads_at = self._pending[0][0] + _LAG if self._pending else math.inf
+            self.next_read = self._pending[0][0] + _LAG if self._pending else math.inf
             if not is_finite:
                 check()  # where an exchange failed, the sum is NaN, and its error says why
                 self._raise(looked)
@@ -136,7 +137,7 @@ class FiniteWeights:
             look = _Look(weights)
         look.start()
         self._pending.append((num_updates, look))
-        self.reads_at = self._pending[0][0] + _LAG
+        self.next_read = self._pending[0][0] + _LAG
 
     def _raise(self, looked: int) -> None:
         bad = [one for one in trainable(self._trainer) if not np.isfinite(one.list_data()[0].asnumpy()).all()]
@@ -163,18 +164,19 @@ class WeightsComparison:
     (`shard` are those inputs; None: do not compare them), unless they hold one value only, as made-up data.
 
     Attributes:
-        looks_at: after how many updates :meth:`look` is due; never where there is one process.
+        next_look: after how many updates :meth:`look` is due; never where there is one process.
         bits: (2 * DIGEST_BITS,), of the last look, for the next header; None if there is nothing to send.
     """
 
     def __init__(self, net: mx.gluon.Block, trainer: mx.gluon.Trainer, shard: Nested | None) -> None:
         self._net, self._trainer = net, trainer
-        self.looks_at = 1 if is_distributed(store_of(trainer)) else math.inf
+        self.next_look = 1 if is_distributed(store_of(trainer)) else math.inf
         self.bits: mx.nd.NDArray | None = None
         self._inputs = next((leaf for _, leaf in leaves(shard) if isinstance(leaf, nd.NDArray)), None)
 
     def look(self, num_updates: int) -> None:
-        self.looks_at = _after(num_updates, 1024)
+        """Start the checksum of the weights after that many updates; does not wait."""
+        self.next_look = _after(num_updates, 1024)
         others = [
             one for one in outside(self._net, self._trainer).values() if one.grad_req != "null" and values_of(one)
         ]
@@ -248,7 +250,8 @@ def check_replicas(net: mx.gluon.Block, store: mx.kv.KVStoreBase | None = None) 
     copies = {name: [_digest(data.asnumpy()) for data in one.list_data()] for name, one in parameters.items()}
     apart = [name for name, digests in copies.items() if len(set(digests)) > 1]
     own = np.array([*(digests[0] for digests in copies.values()), bool(apart)], np.float64)
-    rows, numbers = own[None], [0]
+    rows = own[None]
+    numbers: Sequence[int] = [0]
     if store is not None:
         rows = together(store, lambda: gather(as_store(store, "check_replicas"), "gp.check_replicas()", own))
         numbers = contract(store).ranks
@@ -268,7 +271,7 @@ def check_replicas(net: mx.gluon.Block, store: mx.kv.KVStoreBase | None = None) 
             "with parameter.set_data(array), which sets all devices, and sum the gradients of all devices in every step"
         )
     if rows[:, -1].any():
-        where = ", ".join(str(numbers[rank]) for rank in np.flatnonzero(rows[:, -1]))
+        where = ", ".join(str(numbers[rank]) for rank in np.flatnonzero(rows[:, -1]).tolist())
         raise ReplicasDiffer(
             f"parameters differ between the devices of process {where}, whose error names the first one"
         )

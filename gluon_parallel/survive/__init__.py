@@ -1,1 +1,1 @@
-"""Processes that join a training under way, and what those that run do to meet them."""
+"""Training that goes on when processes are lost or join."""

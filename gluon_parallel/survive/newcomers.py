@@ -61,17 +61,17 @@ def _digest(words: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(words).encode()).hexdigest()[:12]
 
 
-def difference(own: dict[str, str], others: dict[str, str]) -> str:
-    """The first thing that differs, in words: what a new process does, and what those that run do; "" if nothing does.
+def difference(ours: dict[str, str], of_new: dict[str, str]) -> str:
+    """The first thing in which a new process differs from those that run, in words; "" if there is none.
 
     Example:
         >>> difference({"net": "trains a Dense", "shapes": ""}, {"net": "trains a LeNet", "shapes": "3"})
         'it trains a LeNet; each of the others trains a Dense'
     """
-    for name, said in own.items():
-        new = others.get(name, "nothing")
-        if said and new and said != new:
-            return f"it {new}; each of the others {said}"
+    for name, our_text in ours.items():
+        new_text = of_new.get(name, "nothing")
+        if our_text and new_text and our_text != new_text:
+            return f"it {new_text}; each of the others {our_text}"
     return ""
 
 
@@ -102,10 +102,10 @@ class Newcomers:
         heard = len(self._heard) > 0
         if self._store.num_workers > 1:
             header = header_of(self._trainer)
-            all_have = header.num_sent > 0 and header.read()["join"][0] == self._store.num_workers
-            header.own["join"] = heard and not all_have
+            all_have = header.num_sent > 0 and header.read()["newcomer"][0] == self._store.num_workers
+            header.own["newcomer"] = heard and not all_have
             if all_have:
-                header.read()["join"] = 0  # it counts for one new process; no step may come before the next look
+                header.read()["newcomer"] = 0  # it counts for one new process; no step may come before the next look
         else:
             all_have = heard
         return self._heard.popleft() if heard and all_have else None

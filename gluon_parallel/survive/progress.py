@@ -9,7 +9,7 @@ from typing import Any, Callable, Optional
 import numpy as np
 
 from ..kvstore.collective import gather, gather_objects
-from ..kvstore.handshake import agreed
+from ..kvstore.handshake import without_comparison
 from ..mxnet.compat import mx
 from ..mxnet.parameters import forget_call_with_first_values, is_differentiable
 from ..mxnet.trainers import has_made_store, set_progress_of_store
@@ -105,7 +105,7 @@ class Progress:
         if is_update or is_new:
             # The others have all weights. A new process makes its store here, where it knows all shapes.
             set_progress_of_store(self._trainer, not is_new or has_made_store(self._trainer), [])
-            with agreed(self._store):
+            with without_comparison(self._store):
                 self._restore(archive, self._net, self._trainer)
         if is_new:
             self._begin_at(position)
@@ -126,10 +126,11 @@ class Progress:
 
     @property
     def changing(self) -> list[Any]:
-        """What a step changes before it is committed: the first all parameters, others running statistics (C,)."""
+        """What a step changes before it is committed: running statistics, in the first step all parameters."""
         return self._statistics if self.num_updates else list(self._net.collect_params().values())
 
     @functools.cached_property
     def _statistics(self) -> list[Any]:
+        """Running statistics, taken to be what has no gradient and one axis, (C,)."""
         parameters = self._net.collect_params().values()
         return [one for one in parameters if not is_differentiable(one) and len(one.shape) == 1]

@@ -69,7 +69,7 @@ class Survival:
         self.progress = Progress(net, trainer, loaders, store, state, restore, unfinished, loop)
         self._others = Others(net, trainer, loaders, store, self.progress)
         self._begins_anywhere = loop is not None  # whether a new process can begin in the middle of the loop
-        self._put_back: Callable[[], None] = lambda: None  # undoes them
+        self._put_back: Callable[[], None] = lambda: None  # undoes the steps since the last update
         self._is_inside = self._has_updated = False
         self._survives = kvstore.repeats(store)
         if self._survives:

@@ -146,7 +146,7 @@ class Recorder:
         """For errors: the layer or parameter of a key, or what this package uses the key for.
 
         Example:
-            >>> Recorder().words_of_key(reserved_keys.HEADER), Recorder().words_of_key(3)
+            >>> Recorder().words_of_key(reserved_keys.STEP_HEADER), Recorder().words_of_key(3)
             ('header', 'key 3')
         """
         return self._label("0", str(key)) or f"key {key}"

@@ -135,8 +135,8 @@ class LostWorkers:
                 found |= set().union(*waits_for) or {rank}
         return found - {progress.rank}
 
-    def _kept_up_by(self, ranks: Iterable[int]) -> set[int]:
-        """The same, or for one that itself waits in another group, those for which it waits there."""
+    def _causes_of(self, ranks: Iterable[int]) -> set[int]:
+        """The processes that these wait for in other groups; one that waits for none stands for itself."""
         progress, found = self._progress, set[int]()
         for rank in ranks:
             elsewhere = self._accounts.get(rank, _NOTHING).elsewhere
@@ -179,7 +179,7 @@ class LostWorkers:
             self._compare(exchange, missing)
             if progress.failure is not None:
                 return
-            missing = self._kept_up_by(missing)
+            missing = self._causes_of(missing)
             gone = [rank for rank in missing if rank in self.left]
             if gone:
                 self.waited_for = {*gone}
@@ -214,7 +214,7 @@ class LostWorkers:
             self._pause = min(2 * self._pause, self._progress.timeout / 4)
             # MPI says nothing of a process whose end it knew before the operation, or the communicator, was made.
             if MIN_PROCESSES in os.environ and self._progress.comm.Get_failed().size:
-                self._progress.fail(self.to_mpi(RuntimeError("a process that is waited for has ended")))
+                self._progress.fail(self.from_mpi_error(RuntimeError("a process that is waited for has ended")))
                 return
             names = [exchange.name for exchange in late]
             question = Message(ASKED, b"", b"", (names, self.account(names)))
@@ -239,7 +239,7 @@ class LostWorkers:
                 self._progress.everyone.refuse(exchange.name, signatures)
                 return
 
-    def to_mpi(self, error: Exception) -> Exception:
+    def from_mpi_error(self, error: Exception) -> Exception:
         """What ends all exchanges after an error of MPI: names the lost processes, and those that were waited for."""
         lost, ranks, comm = "", [], self._progress.comm
         with contextlib.suppress(Exception):  # this MPI cannot tell

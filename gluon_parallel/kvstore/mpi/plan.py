@@ -179,19 +179,17 @@ def _are_rows(values: Sequence[Any], outs: Sequence[Any]) -> bool:
 def assign_buckets(
     sizes: Sequence[float],
     kinds: Sequence[Hashable],
-    order: Sequence[int] | None = None,
     first: int = _FIRST,
     following: int = _NEXT,
     alone: int = _ALONE,
 ) -> list[list[int]]:
-    """Which arrays travel together: lists of their numbers, in the order in which the backward pass finishes them.
+    """Which arrays travel together: lists of their numbers, from the last one on, as the backward pass finishes them.
 
     A list has arrays of one kind.
 
     Args:
         sizes: bytes of each array.
         kinds: of each, such as its dtype; None if it must travel by itself.
-        order: their numbers as they become ready; by default from the last one on, as last layers come first.
         first, following: the most bytes of the first list of a kind, and of the others.
         alone: bytes from which on an array has a list of its own.
 
@@ -201,7 +199,7 @@ def assign_buckets(
     """
     found: list = []
     rooms: dict = {}  # kind -> (its last list, how many bytes still fit)
-    for number in reversed(range(len(sizes))) if order is None else order:
+    for number in reversed(range(len(sizes))):
         kind, size = kinds[number], sizes[number]
         if kind is None or size >= alone:
             found.append([number])

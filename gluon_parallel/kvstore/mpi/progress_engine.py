@@ -301,7 +301,7 @@ class ProgressEngine:
                 return self._step()
             except Exception as error:  # of MPI itself; whoever waits must not wait for ever
                 if self.failure is None:  # else it says nothing new, and to report it takes time
-                    self.fail(error if isinstance(error, GluonParallelError) else self.lost.to_mpi(error))
+                    self.fail(error if isinstance(error, GluonParallelError) else self.lost.from_mpi_error(error))
                 return True
 
     def _idle(self) -> bool:

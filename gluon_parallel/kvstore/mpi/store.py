@@ -60,7 +60,7 @@ class MPI(Store):
         WorkersDiffer: other versions run elsewhere.
     """
 
-    _ending: weakref.finalize | None = None  # has the store's shared memory used again
+    _ending: weakref.finalize | None = None  # frees its shared memory for others when the store is collected
 
     type = "mpi"
 
@@ -254,13 +254,13 @@ class MPI(Store):
         return self._operations[what].reduce(message)
 
     def reduce_scatter(self, keys: Keys, arrays: Arrays, bounds: Bounds) -> None:
-        others = exchange_in_shared_memory(self, keys, arrays, bounds, [(False, True)])
+        others = exchange_in_shared_memory(self, keys, arrays, bounds, gathers=False)
         if others:  # MPI's Reduce_scatter would add up in another order than its Allreduce
             rest = [arrays[number] for number in others]
             self._sum_all([keys[number] for number in others], rest, rest, 0)
 
     def gather_shards(self, keys: Keys, arrays: Arrays, bounds: Bounds) -> None:
-        for number in exchange_in_shared_memory(self, keys, arrays, bounds, [(True, False)]):
+        for number in exchange_in_shared_memory(self, keys, arrays, bounds, gathers=True):
             self._gather_by_mpi("a", keys[number], (), arrays[number], bounds[number], 0)
 
     def _gather_by_mpi(

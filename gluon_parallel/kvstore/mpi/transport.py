@@ -120,7 +120,9 @@ def made_within_limit(progress: Any, make: Callable[[], Any]) -> Any:
         return not thread.is_alive()
 
     thread.start()
-    advice = "Every process must make the same groups in the same order, and must have heard of the same losses; look at their output"
+    advice = (
+        "Every process must make the same groups in the same order, and hear of the same losses; look at their output"
+    )
     try:
         wait_until(has_ended, progress.timeout, lambda: ("store 'mpi', a new communicator", progress.name), advice)
     except WorkerLost as error:

@@ -19,7 +19,8 @@ from ...mxnet.compat import mx
 from ...mxnet.library import operator_handle
 from ...native.records import C, address_of
 
-# Rows (C,) on the device. The pivot is a value of the shard: x - pivot is small, so a large mean costs no digits.
+# Rows (C,) on the device, in the order in which `native/operators.c` fills and reads them. The pivot is a value of the
+# shard: x - pivot is small, so a large mean costs no digits.
 # centre = mean - pivot: of the shard, later of the batch. residual = (mean - batch_mean) * rstd, its rounding error.
 # mean_share, variance_share: what the batch adds to the running statistics.
 MEASURED_ROWS = "pivot", "centre", "batch_variance"

@@ -217,13 +217,11 @@ def restart() -> None:
 def forget_failures() -> None:
     """Wait for everything that has been launched, and forget what has failed, before all of it is repeated.
 
-    So none of these failures is raised later. The error of an operator
-    of the user's, which nobody has read, is still raised by the next :func:`.failures.check`.
+    So none of these failures is raised later. The error of an operator of the user's, which nobody has read, is still
+    raised by the next :func:`.failures.check`.
     """
     drain()
-    for (
-        group
-    ) in all_sync_groups():  # also those that exchange with no other process: what they have read may have failed
+    for group in all_sync_groups():  # also of this process alone: what those have read may have failed
         group.unreported = []
         if group.rendezvous.failure is not None:
             failures.mark_reported(group.rendezvous.failure)

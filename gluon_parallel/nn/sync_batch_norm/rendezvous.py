@@ -87,7 +87,7 @@ class Rendezvous:
             self.record.processes[direction] = address_of(record)
 
     def leave_processes(self) -> None:
-        """StatisticsExchange with no other process any more, and count calls anew; nothing is in flight."""
+        """Exchange with no other process any more, and count calls anew; nothing is in flight."""
         with locked(self.mutex):
             self.record.processes[:] = [0, 0]
             self.record.spans_processes = self.record.earlier_calls = 0
