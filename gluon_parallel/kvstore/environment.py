@@ -11,7 +11,8 @@ from ..errors import StoreUnavailable
 
 MIN_PROCESSES = "GLUON_PARALLEL_MIN_PROCESSES"  # fewest processes that continue after a loss
 MAX_PROCESSES = "GLUON_PARALLEL_MAX_PROCESSES"  # most processes that there are after others have joined
-_JOINS = "GLUON_PARALLEL_JOINS"  # set for a process that joins a training under way
+LAUNCH_FOLDER = "GLUON_PARALLEL_LAUNCH_FOLDER"  # of the logs, and of what a launch keeps for its next attempt
+JOINS = "GLUON_PARALLEL_JOINS"  # set for a process that joins a training under way
 
 _MPIRUN = (
     "mpirun and the library that mpi4py loads belong to different MPIs: take the mpirun that is installed with that "
@@ -38,7 +39,7 @@ def may_join() -> bool:
 
 def joins() -> Optional[int]:
     """The number of this process, if it is to join a training under way; else None."""
-    return _number_in("GLUON_PARALLEL_RANK") if _JOINS in os.environ and taken_by() is None else None
+    return _number_in("GLUON_PARALLEL_RANK") if JOINS in os.environ and taken_by() is None else None
 
 
 def _number_in(variable: str) -> Optional[int]:
@@ -166,6 +167,7 @@ def refuse_if_alone(store: str, num_workers: int, library: str) -> None:
 
 
 LIMIT = "GLUON_PARALLEL_TIMEOUT"
+SILENT = 0.7  # part of the limit after which a silent process is given up; the rest is for ending the group
 PATIENCE = 10  # limits to wait for a process that may evaluate or write, between two steps or at its end
 _LONGEST = 9e8  # seconds; a wait of ten limits must stay below what threads can wait for, 9.2e9 seconds
 

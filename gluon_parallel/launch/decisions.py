@@ -9,14 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Optional
 
 from ..kvstore import heartbeat
-from ..kvstore.environment import PATIENCE
+from ..kvstore.environment import PATIENCE, SILENT
 from ..kvstore.flight_recorder.report import SAID
 from .ending import Ending
 from .joins import Joins
 from .logs import Logs
 from .member import Failure, Member, describe, status
 
-_PATIENCE = 0.7  # part of the limit after which a silent process is given up; the rest is for ending the group
 _STOPPED = 0.5  # seconds between two looks after which this process was stopped itself
 _SECOND_THOUGHT = 1.5  # seconds in which a better explanation than "somebody ended it" may arrive
 _ENDED_EARLY = "ended its program with status 0 without leaving the group, as os._exit(0) does"
@@ -46,7 +45,7 @@ class Decisions:
         self.outlives = min_processes is not None  # whether processes outlive others, and what has started them
         self.ending = Ending(self.members, send, logs, timeout)
         self.raised: list[str] = []  # the errors that processes have ended by, but for those that follow from others
-        self.patience = _PATIENCE * timeout
+        self.silence = SILENT * timeout
         self._clock, self._now = clock, 0.0  # seconds in which the launcher could look; see `look`
         self._interrupts_passed_on = 0
         self._workers_done: Optional[float] = None
@@ -154,7 +153,7 @@ class Decisions:
             if code > 0 and not member.goes_on:  # one that is killed is another loss
                 self._fail_by_loss()
             if member.lost_another or member.waits_for or any(other.signalled is not None for other in self.workers):
-                member.failed_at = self._now + (self.patience if member.was_done else 0)  # the other one is to blame
+                member.failed_at = self._now + (self.silence if member.was_done else 0)  # the other one is to blame
             else:
                 self._fail_by_status(member)
 
@@ -239,21 +238,21 @@ class Decisions:
             if member.gone or member.is_lost or member.is_new or member.return_code is not None:
                 continue
             if not (member.has_come and member.has_stub):
-                if self._now > self.patience:
+                if self._now > self.silence:
                     words = "".join(map(self.logs.tail, self._commands_for_many()))
                     words = words or self.logs.tail(member.name)
-                    message = f"{member.name} never started: nothing came from it within {self.patience:g} s{words}"
+                    message = f"{member.name} never started: nothing came from it within {self.silence:g} s{words}"
                     self.ending.fail(member.name, message, 1)
-            elif self._now - member.heard > self.patience:
+            elif self._now - member.heard > self.silence:
                 member.is_cut_off = True
-                self._lose(member, f"{member} has been silent for {self.patience:g} s: its host or agent is stopped", 1)
-            elif member.stopped_since is not None and self._now - member.stopped_since > self.patience:
-                self._lose(member, f"{member} has been stopped (SIGSTOP or the like) for {self.patience:g} s", 1)
+                self._lose(member, f"{member} has been silent for {self.silence:g} s: its host or agent is stopped", 1)
+            elif member.stopped_since is not None and self._now - member.stopped_since > self.silence:
+                self._lose(member, f"{member} has been stopped (SIGSTOP or the like) for {self.silence:g} s", 1)
         came = [member.arrived for member in self.workers if member.arrived is not None]
         late = [member for member in self.workers if member.arrived is None]
-        if came and late and self._now - min(came) > self.patience:
+        if came and late and self._now - min(came) > self.silence:
             message = (
-                f"{', '.join(map(str, late))} did not create its kvstore within {self.patience:g} s of the first "
+                f"{', '.join(map(str, late))} did not create its kvstore within {self.silence:g} s of the first "
                 "process. Where the script creates its kvstore, every process must; a longer wait: --timeout SECONDS"
             )
             self.ending.fail(late[0].name, message, 1)
@@ -280,7 +279,7 @@ class Decisions:
             return
         self._waited = None
         for member, waiting in self._waited_for():
-            late = f"made no step within {self.patience:g} s"
+            late = f"made no step within {self.silence:g} s"
             what = late if member.return_code is None else _ENDED_EARLY
             self._lose(member, f"{member} {what}: {waiting} waits for it", 1)
         for member in self.workers:
@@ -375,7 +374,7 @@ class Decisions:
                               [other.name for other in (*others, member)])  # fmt: skip
                 for other in others:
                     self.ending.send(other, say=heartbeat.LOST + member.name.partition(" ")[2])
-        elif self._losses and self._now - self._losses[0][0] > self.patience:
+        elif self._losses and self._now - self._losses[0][0] > self.silence:
             self._fail_by_loss()
 
     def _fail_by_loss(self) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Callable, Optional
 
 from ..kvstore import heartbeat
+from ..kvstore.environment import SILENT
 from ..launch_engines.hosts import Host, place
 from .host_list import HostList
 from .logs import Logs
@@ -19,7 +20,6 @@ _SO_OFTEN = 3  # losses so soon, after which a place stays empty for a pause
 _MEETS = 3.0  # seconds in which a meeting ends; after a loss in the middle, MPI may wait for ever
 _PAUSE = 60.0  # seconds of the first pause; each further one is twice as long
 _ANSWERS = 0.5  # part of the limit in which an agent on a host answers
-_SILENT = 0.7  # part of the limit after which a new process from which nothing comes is lost
 _ASKED_AGAIN = 5.0  # seconds after which a host that has not answered is asked again; then twice as long, and so on
 _ASKED_LAST = 600.0  # at most
 _BROKEN_OFF = "another process was lost while it was met"
@@ -231,7 +231,7 @@ class Joins:
             self.fail("it was stopped (SIGSTOP or the like)", now, rest)
         elif joiner.is_broken_off and now - max(joiner.lost_at, joiner.met_at) > _MEETS:
             self.fail(_BROKEN_OFF, now, rest)
-        elif now - max(new.heard, joiner.since) > _SILENT * limit:
+        elif now - max(new.heard, joiner.since) > SILENT * limit:
             new.is_cut_off = True
             self.fail("nothing comes from its host any more", now, rest)
         elif not joiner.is_ready and now - joiner.since > limit:

@@ -13,6 +13,7 @@ from .. import bounds
 from ..devices import read as read_devices
 from ..errors import LaunchError
 from ..forks import signals_handled
+from ..kvstore.environment import JOINS, LAUNCH_FOLDER, MAX_PROCESSES, MIN_PROCESSES
 from ..launch_engines import LaunchEngine, forwarded, python_path
 from ..launch_engines import hosts as _hosts
 from ..store_table import launch_engines
@@ -232,14 +233,14 @@ def _orders(
         "GLUON_PARALLEL_TIMEOUT": f"{timeout:g}",
         "GLUON_PARALLEL_RESTART": str(attempt),
     }
-    for name in ("MIN_PROCESSES", "MAX_PROCESSES", "JOINS", "LAUNCH_FOLDER"):
-        common.pop(f"GLUON_PARALLEL_{name}", None)  # of a launch that has started this one
+    for name in (MIN_PROCESSES, MAX_PROCESSES, JOINS, LAUNCH_FOLDER):
+        common.pop(name, None)  # of a launch that has started this one
     if folder is not None:  # else it is removed at the end, and nothing is to be written there
-        common["GLUON_PARALLEL_LAUNCH_FOLDER"] = str(folder)
+        common[LAUNCH_FOLDER] = str(folder)
     if engine.min_processes is not None:
-        common["GLUON_PARALLEL_MIN_PROCESSES"] = str(engine.min_processes)
+        common[MIN_PROCESSES] = str(engine.min_processes)
     if engine.max_processes is not None:
-        common["GLUON_PARALLEL_MAX_PROCESSES"] = str(engine.max_processes)
+        common[MAX_PROCESSES] = str(engine.max_processes)
 
     def order(member: str, cores: int, address: str) -> dict[str, Any]:
         role, _, number = member.partition(" ")
@@ -249,7 +250,7 @@ def _orders(
             argv = ["-m", "gluon_parallel", "run", *script]
             if int(number) in engine.new_places:
                 _, local_rank, num_local = engine.new_places[int(number)]
-                env["GLUON_PARALLEL_JOINS"] = "1"
+                env[JOINS] = "1"
             else:
                 host, local_rank = places[int(number)]
                 num_local = sum(name == host for name, _ in places)

@@ -16,7 +16,7 @@ from typing import Any, Callable, Optional, Union
 from .. import archive
 from ..archive import writable
 from ..errors import CheckpointError, ConfigError, NotFinite
-from ..kvstore.environment import taken_by
+from ..kvstore.environment import LAUNCH_FOLDER, taken_by
 from . import pictures, report
 
 BEST = "best.npz"
@@ -336,5 +336,5 @@ def _close(file: Any) -> None:
 
 def note() -> Optional[Path]:
     """The file in which a launch keeps the name of its run's folder for its next attempt; None where this is none's."""
-    folder = os.environ.get("GLUON_PARALLEL_LAUNCH_FOLDER")
+    folder = os.environ.get(LAUNCH_FOLDER)
     return None if folder is None or taken_by() is not None else Path(folder) / "run.txt"

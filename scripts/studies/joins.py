@@ -292,11 +292,9 @@ class Usual:
     def longest(self, noted: dict) -> float:
         """The longest step while others were waited for, in usual ones; those in which somebody was lost or met not."""
         rows = [*zip(noted["sizes"], noted["waits"], noted["lengths"])][1:]
-        same = [now[0] == before[0] for before, now in zip(rows, rows[1:])]
-        return max(
-            (seconds / self.seconds(num) for (num, waits, seconds), same in zip(rows[1:], same) if waits and same),
-            default=np.nan,
-        )
+        most = self._options.processes  # the usual step of more is not known
+        chosen = [now for before, now in zip(rows, rows[1:]) if now[1] and before[0] == now[0] <= most]
+        return max((seconds / self.seconds(num) for num, _, seconds in chosen), default=np.nan)
 
 
 def left_behind(file: Path) -> int:

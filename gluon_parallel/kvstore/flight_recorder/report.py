@@ -16,12 +16,13 @@ from ...errors import LOG, WorkerLost
 from ...forks import undo_in_forks
 from ...native.records import C
 from .. import heartbeat
+from ..environment import LAUNCH_FOLDER
 from . import stack
 from .ring import RECORDER, Entry, Name, read
 
 CALL = "call"  # the kind of an entry that is no exchange, but a function that every process must call
 _NO_EXCHANGES = ("rendezvous", CALL)
-FOLDER, _LAUNCHED = "GLUON_PARALLEL_FLIGHT_RECORDER", "GLUON_PARALLEL_LAUNCH_FOLDER"
+FOLDER = "GLUON_PARALLEL_FLIGHT_RECORDER"
 WHERE = "The last exchanges of process "  # begins the sentence that names the file
 SAID = "gluon_parallel: SIGUSR1: "  # how the line in the log begins
 _KEPT = 4  # reports in the file, with the new one
@@ -166,7 +167,7 @@ def _state_of(memory: Any) -> str:
 
 def path() -> Path:
     """Where the file is: beside the launcher's logs, or in ``runs/flight_recorder``; or where the variable says."""
-    folder = os.environ.get(FOLDER) or os.environ.get(_LAUNCHED) or os.path.join("runs", "flight_recorder")
+    folder = os.environ.get(FOLDER) or os.environ.get(LAUNCH_FOLDER) or os.path.join("runs", "flight_recorder")
     return Path(folder).absolute() / f"flight-recorder-rank-{RECORDER.rank}.txt"
 
 

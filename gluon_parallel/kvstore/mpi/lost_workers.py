@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 
 from ...native.records import C
 from .. import flight_recorder, heartbeat
-from ..environment import MIN_PROCESSES, PATIENCE
+from ..environment import MIN_PROCESSES, PATIENCE, SILENT
 from ..flight_recorder.stack import of_this_process
 from ..work import gave_up
 from .agreement import key_in_words
 from .processor_time import ProcessorTime, time_so_far
 from .transport import ANSWERED, ASKED, FAILED, LEFT, Message
 
-_REPORTED = 0.7  # part of the limit after which the launcher is asked to end whoever does not come
 _FIRST_ASKED = 2.0  # seconds after which one who waits asks the others
 
 
@@ -187,7 +186,7 @@ class LostWorkers:
                 return
             # Where all have come, the last one may have come just now.
             heard = max([exchange.since, *(self._heard[rank] for rank in missing or self._heard)])
-            if MIN_PROCESSES in os.environ and self._reported < heard < now - _REPORTED * progress.timeout:
+            if MIN_PROCESSES in os.environ and self._reported < heard < now - SILENT * progress.timeout:
                 self._reported = now
                 self._report(missing)
             # Those that compute, or exchange elsewhere, are heard of, but not for ever.

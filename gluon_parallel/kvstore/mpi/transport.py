@@ -142,7 +142,7 @@ _libc = ctypes.CDLL(None)  # called this way it lets go of the interpreter's loc
 _precise = threading.local()
 _TIMER_SLACK = 29  # prctl's number for it
 _SHORTEST, _LONGEST = 10e-6, 500e-6  # seconds of sleep
-_PATIENCE = 10  # polls that find nothing before the first sleep
+_NUM_YIELDS = 10  # polls that find nothing before the first sleep
 
 
 class Backoff:
@@ -161,7 +161,7 @@ class Backoff:
             self._num_idle, self._length = 0, _SHORTEST
             return
         self._num_idle += 1
-        if self._num_idle < _PATIENCE:
+        if self._num_idle < _NUM_YIELDS:
             _libc.sched_yield()
         else:
             time.sleep(self._length)
