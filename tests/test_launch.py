@@ -152,8 +152,8 @@ class Rehearsal:
 
     made, ends, joins = [], [], None
 
-    def __init__(self, engine, order, logs, timeout, interrupts, min_processes, advice, wants=None):
-        self.engine, self.order, self.interrupts, self.advice = engine, order, interrupts, advice
+    def __init__(self, engine, program_of, logs, timeout, interrupts, min_processes, advice, wants=None):
+        self.engine, self.program_of, self.interrupts, self.advice = engine, program_of, interrupts, advice
         self.decisions, self.raised = self, ["rank 0: RuntimeError: why (train.py:14)"]
         self.made.append(self)
 
@@ -196,7 +196,7 @@ def test_processes_of_a_host_share_its_cores_and_gpus_unless_the_user_has_done_i
 ):
     def given():
         _, [group] = rehearse(devices=spec, timeout=50.0)
-        return group.order(f"rank {rank}", cores, "127.0.0.1")["env"]
+        return group.program_of(f"rank {rank}", cores, "127.0.0.1")["env"]
 
     names = ("OMP_NUM_THREADS", "GLUON_PARALLEL_DEVICES", "CUDA_VISIBLE_DEVICES")
     env = given()
@@ -230,7 +230,7 @@ def test_a_group_that_fails_is_started_again_as_often_as_asked_and_ends_with_the
     failures = [Failure("rank 0", "ended with status", status) for status in (3, 4, 5)]
     result, groups = rehearse(*failures, max_restarts=1)
     assert (result.exit_code, result.num_restarts, result.failure) == (4, 1, failures[1])
-    attempts = [group.order("rank 0", 1, "")["env"]["GLUON_PARALLEL_RESTART"] for group in groups]
+    attempts = [group.program_of("rank 0", 1, "")["env"]["GLUON_PARALLEL_RESTART"] for group in groups]
     shown = capsys.readouterr().err
     assert attempts == ["0", "1"] and shown.count("restart 1 of 1") == 1
     assert shown.splitlines()[-1] == "gluon-parallel launch: rank 0: RuntimeError: why (train.py:14)"

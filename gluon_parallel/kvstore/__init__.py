@@ -9,8 +9,8 @@ from .environment import joins as joins
 from .environment import may_join as may_join
 from .factory import NAMES as NAMES
 from .factory import as_store as as_store
+from .factory import connects_processes as connects_processes
 from .factory import create as create
-from .factory import meets_others as meets_others
 from .groups import SyncGroups as SyncGroups
 from .groups import check_sync_group as check_sync_group
 from .groups import group as group

@@ -9,7 +9,7 @@ from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_tuple
 from .contract import Contract
 from .handshake import signature
-from .protocols import Arrays, Keys, Rows, offers
+from .protocols import Arrays, Keys, SparseSums, offers
 
 
 class Store(Contract, mx.kvstore.KVStoreBase):
@@ -121,7 +121,7 @@ class Store(Contract, mx.kvstore.KVStoreBase):
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Replace what is kept under `key`, which was initialized, by the sum of all processes' `value` arrays."""
         for one, arrays in pairs(key, value):
-            if not offers(self, Rows):
+            if not offers(self, SparseSums):
                 self._check(one, as_tuple(arrays))
             self.pushpull(one, arrays, out=self._kept_under(one), priority=priority)
 

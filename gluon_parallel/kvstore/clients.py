@@ -35,9 +35,9 @@ from ..mxnet.trainers import (
 from . import separate_training
 from .base import Store
 from .contract import is_distributed, is_ours
-from .factory import known_name, meets_others
+from .factory import connects_processes, known_name
 from .handshake import ONE_DIVISOR, agree, compare, divided_by
-from .protocols import Compression, Groups, Rows, offers
+from .protocols import CompressedSums, Groups, SparseSums, offers
 from .servers import Servers
 from .trainer_parameters import follow_parameters, keep_states
 
@@ -45,7 +45,7 @@ from .trainer_parameters import follow_parameters, keep_states
 def open_named(name_or_store: Any) -> Any:
     """The store of that name if it is one of this package's, or ``auto``; anything else as it is."""
     lower = name_or_store.lower() if isinstance(name_or_store, str) else "dist"
-    if meets_others(lower) and not lower.startswith("dist"):
+    if connects_processes(lower) and not lower.startswith("dist"):
         return mx.kv.create(name_or_store)
     return name_or_store
 
@@ -95,15 +95,15 @@ def init_kvstore(init_in_mxnet: Callable[..., None], trainer: Any) -> None:
     if has_sparse_gradients(trainer):
         store = want_store(trainer, open_named(wanted_store(trainer)))
         # Otherwise MXNet would refuse a store that is not its own.
-        set_sparse_gradients(trainer, not offers(store, Rows))
+        set_sparse_gradients(trainer, not offers(store, SparseSums))
     with _compressing_alone(trainer):
         init_in_mxnet(trainer)
     keep_states(trainer)
     parameters, store = compression_of(trainer), store_of(trainer)
-    if offers(store, Rows):  # weights were compared, and do not say how gradients are stored
+    if offers(store, SparseSums):  # weights were compared, and do not say how gradients are stored
         sent = {number: one.list_grad() for number, one in enumerate(parameters_of(trainer)) if one.grad_req != "null"}
         compare(store, [*sent], [*sent.values()])
-    is_alone = store is None or (offers(store, Compression) and store.num_workers == 1)
+    is_alone = store is None or (offers(store, CompressedSums) and store.num_workers == 1)
     if is_alone and parameters and dict(parameters).get("type") != "none":
         warn(
             f"compression_params={parameters!r}: gradients are compressed between processes, and this process is "
@@ -118,7 +118,7 @@ def _compressing_alone(trainer: Any) -> Iterator[None]:
     asked, store = compression_of(trainer), wanted_store(trainer)
     if asked:
         store = want_store(trainer, open_named(store))
-    if not asked or not offers(store, Compression):
+    if not asked or not offers(store, CompressedSums):
         yield
         return
     store.set_gradient_compression(asked, trainer)
@@ -203,5 +203,5 @@ def opened_store(trainer: Optional[mx.gluon.Trainer]) -> Any:
         return store_of(trainer)
     store = want_store(trainer, open_named(wanted_store(trainer)))
     if isinstance(store, str):
-        return mx.kv.create(store) if meets_others(store) else None
+        return mx.kv.create(store) if connects_processes(store) else None
     return store

@@ -76,7 +76,7 @@ class Contract:
         """What sums these arrays step after step: its ``push()`` starts all sums.
 
         Args:
-            keys, values, outs: as of ``pushpull``; row_sparse arrays too if the store offers :class:`.Rows`.
+            keys, values, outs: as of ``pushpull``; row_sparse arrays too if the store offers :class:`.SparseSums`.
             priorities: for each key; by default 0, -1, -2 and so on, as MXNet's Trainer has them.
 
         Raises:

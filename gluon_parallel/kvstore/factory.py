@@ -29,8 +29,8 @@ def names() -> list[str]:
 NAMES = tuple(names())
 
 
-def meets_others(name: Any) -> bool:
-    """Whether it is the name of a store that meets other processes, or ``auto``, which may be such a one."""
+def connects_processes(name: Any) -> bool:
+    """Whether a store of that name connects several processes; ``auto`` may."""
     lower = name.lower() if isinstance(name, str) else ""
     return lower == "auto" or lower.startswith("dist") or lower in STORES
 
@@ -65,7 +65,7 @@ def create(name: str = "local") -> Any:
         raise StoreUnavailable("the store 'nccl' needs an MXNet that was built with NCCL; 'device' does the same work")
     over_servers = name.lower().startswith("dist")
     is_worker = os.environ.get("DMLC_ROLE", "worker") == "worker"  # a server makes itself a store, too
-    if not meets_others(name):
+    if not connects_processes(name):
         return separate_training.note_store(_create_in_mxnet(name))
     with taking_rank():
         heartbeat.send(heartbeat.ARRIVED)
@@ -99,7 +99,7 @@ def known_name(name: str) -> str:
         close = difflib.get_close_matches(lower, ("auto", *names()), n=1)
         meant = f"did you mean {close[0]!r}? " if close else ""
         raise ValueError(f"kvstore: there is no store {name!r}; {meant}expected auto or one of {', '.join(names())}")
-    if meets_others(lower) and (process := taken_by()) is not None:
+    if connects_processes(lower) and (process := taken_by()) is not None:
         raise StoreUnavailable(
             f"the store {name!r}: process {process}, of which this one is a fork or a child, has taken its rank in "
             f"the group. {ALONE}"

@@ -22,7 +22,7 @@ class Groups(Protocol):
 
 
 @runtime_checkable
-class Shards(Protocol):
+class ShardedSums(Protocol):
     """Sums and arrays of which every process has a shard, as a sharded optimizer needs them."""
 
     def reduce_scatter(self, keys: Keys, arrays: Arrays, bounds: Bounds) -> None:
@@ -48,7 +48,7 @@ class Shards(Protocol):
 
 
 @runtime_checkable
-class Compression(Protocol):
+class CompressedSums(Protocol):
     """Sums of gradients in fewer bits, for each trainer as it asks."""
 
     def set_gradient_compression(self, compression_params: Any, trainer: Any = None) -> None:
@@ -65,7 +65,7 @@ class Compression(Protocol):
 
 
 @runtime_checkable
-class Rows(Protocol):
+class SparseSums(Protocol):
     """Sums of row_sparse arrays, also by ``pushpull``."""
 
     def sum_rows(self, key: Hashable, values: Sequence[Any], outs: Sequence[Any]) -> None:
@@ -126,8 +126,8 @@ class Regrouping(Protocol):
 
 
 def summing_for(store: Any, trainer: Any) -> contextlib.AbstractContextManager[Any]:
-    """As of :class:`Compression`, of a store that may not offer it."""
-    return store.summing_for(trainer) if offers(store, Compression) else contextlib.nullcontext()
+    """As of :class:`CompressedSums`, of a store that may not offer it."""
+    return store.summing_for(trainer) if offers(store, CompressedSums) else contextlib.nullcontext()
 
 
 def offers(store: Any, protocol: Any) -> bool:

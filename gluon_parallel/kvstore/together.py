@@ -39,8 +39,8 @@ REPETITIONS: Attached[Repetition] = Attached("repetition")  # of stores
 
 def repeats(store: Any) -> bool:
     """Whether what the processes of `store` call together is called again where it breaks off, as the launcher says."""
-    meets_others = store is not None and (getattr(store, "num_workers", 1) > 1 or may_join())
-    return offers(store, Regrouping) and meets_others and min_processes() is not None
+    may_have_others = store is not None and (getattr(store, "num_workers", 1) > 1 or may_join())
+    return offers(store, Regrouping) and may_have_others and min_processes() is not None
 
 
 def together(store: Any, function: Callable[[], Any], *loaders: Any) -> Any:

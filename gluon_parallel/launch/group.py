@@ -16,7 +16,7 @@ from ..launch_engines import LaunchEngine, Start, agent, start_one
 from ..leftovers import remove_leftovers, temporary_folder
 from .decisions import Decisions
 from .host_list import HostList
-from .joins import Joins, order
+from .joins import Joins, start_message
 from .logs import Logs
 from .member import Failure, Member
 
@@ -31,18 +31,19 @@ class Launcher:
     """Start all processes of an engine, pass on what they say, and see to it that they end together.
 
     Args:
-        order: a function of a member's name, its host's number of cores and its address; returns what its agent runs.
+        program_of: a function of a member's name, its host's number of cores and its address; returns what its agent
+            runs.
         interrupts: the numbers of the signals that asked for an end so far.
         timeout, min_processes, advice: see :class:`Decisions`.
         wants: see :class:`Joins`.
     """
 
     def __init__(
-        self, engine: LaunchEngine, order: Callable[[str, int, str], dict[str, Any]], logs: Logs, timeout: float,
+        self, engine: LaunchEngine, program_of: Callable[[str, int, str], dict[str, Any]], logs: Logs, timeout: float,
         interrupts: Sequence[int] = (), min_processes: Optional[int] = None, advice: str = "",
         wants: Optional[HostList] = None,
     ) -> None:  # fmt: skip
-        self.engine, self.order, self.logs, self.interrupts = engine, order, logs, interrupts
+        self.engine, self.program_of, self.logs, self.interrupts = engine, program_of, logs, interrupts
         names = [*engine.roles(), *(f"rank {rank}" for rank in range(engine.num_workers))]
         self.decisions = Decisions(names, self._send, logs, timeout, min_processes, advice, time.monotonic())
         self._token = secrets.token_hex(16)
@@ -170,16 +171,16 @@ class Launcher:
         else:
             self._variables[member] = message["variables"]
             self.decisions.members[member].has_stub = True
-            self._order(member)
+            self._start_program(member)
 
-    def _order(self, name: str) -> None:
+    def _start_program(self, name: str) -> None:
         """Have a member's agent start its process, once all is there that it needs."""
         member = self.decisions.members[name]
         if member.has_stub and name in self._cores:
-            order = self.order(name, self._cores[name], member.address)
+            program = self.program_of(name, self._cores[name], member.address)
             if name in self._variables:
-                order["env"].update(self.engine.adopted(self._variables[name], member.host))
-            self._send(name, **order)
+                program["env"].update(self.engine.adopted(self._variables[name], member.host))
+            self._send(name, **program)
 
     def _let_go(self) -> None:
         """End what stands for members that have ended, and commands whose members nobody waits for any more."""
@@ -207,7 +208,7 @@ class Launcher:
         if come is self._connections:
             if self.decisions.greet(name, message["host"], message["address"], self.engine.takes_for_one):
                 self._cores[name] = message["cores"]
-                self._order(name)
+                self._start_program(name)
         return name
 
     def _add_member(self, number: int, host: str, slot: int, slots: int) -> Member:
@@ -226,7 +227,7 @@ class Launcher:
     def _start_stub(self, starter: Member, new: Member) -> None:
         contact = {**self._contact(self._tokens[new.name]), agent.MEMBER: new.name}
         number = int(new.name.partition(" ")[2])
-        self._send(starter.name, say=order(number, self.engine.stub, contact, os.getcwd()))
+        self._send(starter.name, say=start_message(number, self.engine.stub, contact, os.getcwd()))
 
     def _send_if(self, member: Member, **message: Any) -> None:
         if member.has_come and not member.gone:

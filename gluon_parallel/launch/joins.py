@@ -286,6 +286,6 @@ class Joins:
         self._logs.say(text, [member.name for member in members])
 
 
-def order(number: int, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> str:
+def start_message(number: int, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> str:
     """What a process is told that shall start a new one."""
     return heartbeat.STARTS + json.dumps({"number": number, "argv": [*argv], "env": dict(env), "cwd": cwd})

@@ -165,8 +165,8 @@ def launch(
         with signals_handled(dict.fromkeys(SIGNALS, lambda number, _: interrupts.append(number))):
             for attempt in range(max_restarts + 1):
                 used = make(num_workers, hosts=named)
-                orders = _orders(used, command, devices, timeout, written.folder if announces else None, attempt)
-                group = Launcher(used, orders, written, timeout, interrupts, min_processes, advice, wants)
+                programs = _programs(used, command, devices, timeout, written.folder if announces else None, attempt)
+                group = Launcher(used, programs, written, timeout, interrupts, min_processes, advice, wants)
                 failure = group.run()
                 if failure is not None and failure.member and group.decisions.raised:
                     written.say(group.decisions.raised[0])  # last: what others say of it has come before
@@ -214,7 +214,7 @@ def _check_module(name: str) -> str:
     return name
 
 
-def _orders(
+def _programs(
     engine: LaunchEngine,
     script: Sequence[str],
     devices: Optional[str],
@@ -242,7 +242,7 @@ def _orders(
     if engine.max_processes is not None:
         common[MAX_PROCESSES] = str(engine.max_processes)
 
-    def order(member: str, cores: int, address: str) -> dict[str, Any]:
+    def program_of(member: str, cores: int, address: str) -> dict[str, Any]:
         role, _, number = member.partition(" ")
         env = {**common, **engine.environment(member, address)}
         argv = ["-c", "import gluon_parallel"]  # the whole life of a server: it ends when all workers are done
@@ -258,7 +258,7 @@ def _orders(
             env.update(_devices(devices, local_rank, num_local, cores))
         return {"argv": [sys.executable, *argv], "env": env, "cwd": os.getcwd()}
 
-    return order
+    return program_of
 
 
 def _devices(spec: Optional[str], local_rank: int, num_local: int, cores: int) -> dict[str, str]:

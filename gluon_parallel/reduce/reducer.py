@@ -17,7 +17,7 @@ from ..allreduce.marks import Marks, get_marks, set_marks, watch
 from ..errors import LOG, GluonParallelError
 from ..kvstore.contract import Plan, adds_up_copies, contract, is_distributed
 from ..kvstore.environment import launched_group
-from ..kvstore.protocols import Rows, offers, summing_for
+from ..kvstore.protocols import SparseSums, offers, summing_for
 from ..kvstore.trainer_parameters import follow_parameters
 from ..mxnet.attached import Attached
 from ..mxnet.compat import mx
@@ -197,7 +197,7 @@ class Reducer:
             if store is None or sums.is_all_in_c:
                 return sums
         is_dense = all(self.gradients[index][0].stype == "default" for index in indices)
-        return self._plan_for(store, indices) if is_dense or offers(store, Rows) else None
+        return self._plan_for(store, indices) if is_dense or offers(store, SparseSums) else None
 
     def _plan_for(self, store: Any, indices: Sequence[int]) -> Plan:
         """The store's plan of these sums; dense gradients first, for row_sparse ones are waited for."""

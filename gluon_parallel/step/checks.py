@@ -13,7 +13,7 @@ from ..allreduce.gradients import trainable
 from ..errors import LOG, BatchMismatch, GradientUnavailable, StatisticsPerDevice, warn
 from ..kvstore.contract import contract, is_mxnets
 from ..kvstore.factory import kind_of
-from ..kvstore.protocols import Compression, Rows, Shards, offers
+from ..kvstore.protocols import CompressedSums, ShardedSums, SparseSums, offers
 from ..mxnet.blocks import options_of
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import Nested, leaves
@@ -153,13 +153,13 @@ def refuse_sums(trainer: mx.gluon.Trainer) -> None:
     gradients = [parameter.name for parameter in trainable(trainer) if gradient_storage(parameter) != "default"]
     parameters, store = compression_of(trainer), wanted_store(trainer)
     name, kind = getattr(store, "type", store), kind_of(store)
-    if parameters and kind is not None and not offers(kind, Compression):
+    if parameters and kind is not None and not offers(kind, CompressedSums):
         raise ValueError(
             f"compression_params={parameters!r}: over the store {name!r} the gradients' sum (MXNet's pushpull) "
             "cannot be compressed; leave compression_params out, or take the store mpi, which compresses"
         )
     within_mxnet = kind is None and (store is None or isinstance(store, str) or is_mxnets(store))
-    if gradients and not (within_mxnet or offers(kind, Rows)):
+    if gradients and not (within_mxnet or offers(kind, SparseSums)):
         raise GradientUnavailable(
             f"{', '.join(gradients)}: the store {name!r} does not sum row_sparse gradients for an update on the "
             "devices; take the store mpi, build the layer with sparse_grad=False, or train with gluon.Trainer alone "
@@ -176,7 +176,7 @@ def can_shard(trainer: mx.gluon.Trainer, kvstore: mx.kv.KVStoreBase | str | None
             "optimizer's state"
         )
         return False
-    if store.num_workers > 1 and not offers(store, Shards):
+    if store.num_workers > 1 and not offers(store, ShardedSums):
         raise ValueError(
             f"shard_optimizer=True: the store {store.type!r} cannot gather parts of the weights, which the processes "
             "have updated; take the store mpi, or leave shard_optimizer out"

@@ -70,7 +70,7 @@ def update_on_devices(trainer: mx.gluon.Trainer) -> mx.kv.KVStoreBase | str | No
     if has_made_store(trainer):
         return store_of(trainer)
     store = wanted_store(trainer)
-    if kvstore.meets_others(store):
+    if kvstore.connects_processes(store):
         store = want_store(trainer, kvstore.create(store))  # the first step may have no samples
     if getattr(store, "type", store) in ("device", "local"):
         # Without NCCL `allreduce` does their work, with fewer copies.

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..allreduce import broadcast
 from ..errors import CheckpointError
-from ..kvstore.protocols import Rows, offers
+from ..kvstore.protocols import SparseSums, offers
 from ..mxnet.attached import Attached
 from ..mxnet.compat import mx
 from ..mxnet.modules import (
@@ -77,7 +77,7 @@ def _sum(store: Any, updater: Any, name: str, grads: Sequence[mx.nd.NDArray], pr
         known = _sums.set(updater, {})
     if name not in known:
         known[name] = mx.nd.zeros(first.shape, first.ctx, first.dtype, stype=first.stype)
-    if first.stype == "default" or offers(store, Rows):
+    if first.stype == "default" or offers(store, SparseSums):
         store.pushpull(name, grads, out=[known[name]], priority=priority)
     else:
         store.push(name, grads, priority=priority)

@@ -60,7 +60,7 @@ def connect(store: MPI, new: int, port: str) -> None:
     """
     progress = store._progress
 
-    def meet() -> tuple[Any, Any]:
+    def meet() -> tuple[Any, Any, Any]:
         comm, ranks, problem = None, None, None
         before, made = _handles(progress.mpi), set[int]()
         _before_meeting()
@@ -81,18 +81,18 @@ def connect(store: MPI, new: int, port: str) -> None:
         except progress.mpi.Exception as error:  # one of those that run is lost; all of them hear so
             problem, have_all = problem or error, False
         if have_all:
-            return comm, ranks
+            return comm, ranks, None
         progress.comm.Revoke()
         if comm is not None:
             comm.Revoke()  # the new process must not wait
-        return None, problem or "another process could not meet it"
+        return None, None, problem or "another process could not meet it"
 
     with pmix.met_at(new, port):
-        comm, ranks = made_within_limit(progress, meet)
+        comm, ranks, problem = made_within_limit(progress, meet)
     if comm is None:
         text = f"store 'mpi', {progress.name}: its communicator was revoked, as a new process could not be met"
         progress.fail(WorkerLost(text), tell=False)  # at once, so that regrouping begins by its end
-        raise DidNotJoin(f"MPI could not connect to it: {ranks}")
+        raise DidNotJoin(f"MPI could not connect to it: {problem}")
     _go_on_with(store, comm, ranks)
 
 

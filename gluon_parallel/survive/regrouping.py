@@ -33,8 +33,8 @@ def has_failed(store: Any) -> bool:
     return False
 
 
-class Others:
-    """The processes with which this one goes on.
+class Regrouper:
+    """Brings this process together with those that are left after a loss, or with a new one.
 
     Args:
         net, trainer, loaders, store: as of :class:`.Progress`.

@@ -61,8 +61,8 @@ class _BatchItem(NamedTuple):
         return found
 
 
-def note(number: int, arguments: tuple, loaders: Sequence[Loader]) -> Step:
-    """The step of that number with these arguments, whose arrays a loader has to have yielded last."""
+def record_step(number: int, arguments: tuple, loaders: Sequence[Loader]) -> Step:
+    """A step as it can be repeated; BatchMismatch: one of its arrays is not of the batch that a loader yielded last."""
     passes = [loader.under_way for loader in loaders if loader.under_way is not None]
     items = {id(part): _BatchItem(source, path) for source in passes for path, part in _items(source.batch)}
     sources: dict[Any, int] = {}
@@ -86,7 +86,7 @@ def note(number: int, arguments: tuple, loaders: Sequence[Loader]) -> Step:
     return Step(number, sources, marked)
 
 
-def read(step: Step) -> tuple:
+def arguments_of(step: Step) -> tuple:
     """The arguments of a step, of the batch as it is divided now."""
     for source, number in step.sources.items():
         if source.number != number:

@@ -23,9 +23,9 @@ from ..mxnet.trainers import has_made_store, parameters_of, set_progress_of_stor
 from .joining import Joining
 from .progress import NOTHING, Progress
 from .refusals import refuse
-from .regrouping import Others, has_failed
+from .regrouping import Regrouper, has_failed
 from .snapshot import snapshot
-from .steps import Loader, Step, arrays_of, note, read
+from .steps import Loader, Step, arguments_of, arrays_of, record_step
 
 
 def wait_for_gradients(parameters: Sequence[mx.gluon.Parameter]) -> None:
@@ -67,7 +67,7 @@ class Survival:
         self.trainer, self._function, self._net, self._loaders = trainer, step, net, loaders
         self._store, self._reseed = store, reseed
         self.progress = Progress(net, trainer, loaders, store, state, restore, unfinished, loop)
-        self._others = Others(net, trainer, loaders, store, self.progress)
+        self._regrouper = Regrouper(net, trainer, loaders, store, self.progress)
         self._begins_anywhere = loop is not None  # whether a new process can begin in the middle of the loop
         self._put_back: Callable[[], None] = lambda: None  # undoes the steps since the last update
         self._is_inside = self._has_updated = False
@@ -118,7 +118,7 @@ class Survival:
                 "step: by --max-processes others may join this training, and its loop cannot begin in the middle; of "
                 "step, train = gp.survive(...) write `for epoch in step.epochs(num):`, or leave out --max-processes"
             )
-        step = note(self.num_steps, arguments, self._loaders)
+        step = record_step(self.num_steps, arguments, self._loaders)
         if self._survives and not self.progress.steps:
             self._put_back = snapshot(self.progress.changing, self.trainer)
         self.progress.steps.append(step)
@@ -186,7 +186,7 @@ class Survival:
     def _read(self, step: Step) -> tuple:
         """The arguments of a step, of the batch as it is divided now."""
         self._reseed(step.number)
-        return read(step)
+        return arguments_of(step)
 
     @kvstore.outermost()
     def _repeat(self, steps: Sequence[Step]) -> None:
@@ -237,7 +237,7 @@ class Survival:
                 each.go_to(number)
 
     def _regroup(self, is_step: bool, meet: Optional[Callable[[], None]] = None) -> Any:
-        return self._others.regroup(is_step, self._undo, meet)
+        return self._regrouper.regroup(is_step, self._undo, meet)
 
     def _undo(self) -> None:
         if self.progress.steps:

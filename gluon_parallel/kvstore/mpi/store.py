@@ -75,7 +75,7 @@ class MPI(Store):
         self._plans: dict = {}  # key, or keys of a list -> the plan of its arrays of the last time
         self._signatures: dict = {}
         self._operations: dict = {}  # (name, signature, ...) -> what carries out that exchange in Python
-        self._orders: dict = {}  # name -> an array that all its exchanges in Python write, which keeps them in order
+        self._order_arrays: dict = {}  # name -> what its exchanges in Python all write, so in order
         self.shared_shards: set[SharedShards] = set()  # those that have summed or gathered shards
         shared = self._progress.shared
         if self._ending is not None:  # made for another progress engine
@@ -216,9 +216,9 @@ class MPI(Store):
 
             operation.call(before, end)
 
-        if name not in self._orders:
-            self._orders[name] = mx.nd.zeros(1, ctx=mx.cpu())
-        written = [*outs, self._orders[name]]
+        if name not in self._order_arrays:
+            self._order_arrays[name] = mx.nd.zeros(1, ctx=mx.cpu())
+        written = [*outs, self._order_arrays[name]]
         push_async(ready, read=values, write=written, name=f"gluon_parallel.mpi {key}", priority=priority)
 
     def gather(self, key: Hashable, vector: np.ndarray) -> np.ndarray:

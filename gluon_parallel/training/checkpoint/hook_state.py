@@ -11,7 +11,7 @@ from ...communication_hooks import StatefulHook
 from ...communication_hooks.hook import HOOKS, RESTORED
 from ...errors import CheckpointError
 from ...kvstore.contract import contract
-from ...kvstore.protocols import Compression, offers
+from ...kvstore.protocols import CompressedSums, offers
 from ...mxnet.compat import mx
 from ...mxnet.compat.array_types import BFLOAT16
 from ...mxnet.trainers import compression_of, parameters_of, store_of
@@ -36,7 +36,7 @@ def state_of_hook(trainer: mx.gluon.Trainer, names: list[str]) -> dict[str, np.n
         own = {_ERRORS + names[number]: error for number, error in sorted(hook.errors.items())}
         found = {_SHARED + names[number]: array.asnumpy() for number, array in hook.shared.items()}
     else:
-        residuals = store.residuals(trainer) if offers(store, Compression) else {}
+        residuals = store.residuals(trainer) if offers(store, CompressedSums) else {}
         own = {_RESIDUALS + names[key]: _copy(residuals[key]) for key in range(len(names)) if key in residuals}
         found = {}
     hooks: Any = contract(store)  # of this process alone, too
@@ -84,7 +84,7 @@ def restore_hook(archive: Archive, trainer: mx.gluon.Trainer, names: list[str]) 
         RESTORED.set(trainer, restored)
     else:
         hook.errors, hook.shared = restored
-    if offers(store, Compression):
+    if offers(store, CompressedSums):
         store.set_residuals({number: part(rows).copy() for number, rows in residuals.items()}, trainer)
 
 

@@ -97,7 +97,7 @@ def exchange_in_shared_memory(store: Any, keys: Keys, arrays: Arrays, bounds: Bo
 
     Args:
         store: the store.
-        keys, arrays, bounds: as of :meth:`.Shards.gather_shards`.
+        keys, arrays, bounds: as of :meth:`.ShardedSums.gather_shards`.
         gathers: as of :meth:`.SharedShards.exchange_shards`.
 
     Returns:
