@@ -24,6 +24,10 @@ bool ompi_comm_revoke_local(void *comm, bool only_collectives)
 
 int mca_coll_base_comm_select(void *comm) { return complete[(size_t)comm] = 1, 0; }
 int mca_coll_base_comm_unselect(void *comm) { return complete[(size_t)comm] = 0; }
+int num_fatal;
+void ompi_mpi_errors_are_fatal_comm_handler(void *comm, int *error, ...) { (void)comm, num_fatal += *error; }
+void fail_after_freed(int error) { ompi_mpi_errors_are_fatal_comm_handler(NULL, &error, "after request freed"); }
+void fail_in(void *comm, int error) { ompi_mpi_errors_are_fatal_comm_handler(comm, &error, "MPI_Test", NULL); }
 int ompi_errhandler_proc_failed_internal(void *a, int b, bool c) { return (void)a, (void)b, (void)c, 0; }
 
 int ompi_comm_request_schedule_append(void *request, int (*callback)(void *), void **parts, int num)
@@ -54,6 +58,12 @@ mpi = ctypes.CDLL(sys.argv[1])
 def counts():
     return [ctypes.c_int.in_dll(mpi, name).value for name in ("num_crashes", "num_revoked")]
 
+def sum_of_fatal():
+    return ctypes.c_int.in_dll(mpi, "num_fatal").value
+
+mpi.fail_after_freed(7)
+assert sum_of_fatal() == 7, "nobody is lost"
+
 FINISHED, UNFINISHED, GIVEN_UP = map(ctypes.c_size_t, (1, 2, 3))
 mpi.finish(FINISHED)
 mpi.note_loss_in(FINISHED)
@@ -73,11 +83,17 @@ assert native.function("gp_before_meeting", 0)() == 1
 assert mpi.end_of_last_part() == 0
 mpi.lose()
 assert mpi.end_of_last_part() == 75
+
+mpi.fail_after_freed(7)
+assert sum_of_fatal() == 7, "it follows from the loss"
+mpi.fail_after_freed(1)
+mpi.fail_in(ctypes.byref(ctypes.c_int()), 7)
+assert sum_of_fatal() == 15
 print("ok")
 """
 
 
-def test_a_loss_while_a_communicator_is_made_is_noted_when_it_is_complete_and_ends_what_is_tried(tmp_path):
+def test_a_loss_is_noted_in_a_communicator_when_it_is_complete_ends_what_is_tried_and_no_program(tmp_path):
     source, library = tmp_path / "like_open_mpi.c", tmp_path / "libmpi.so"
     source.write_text(LIKE_OPEN_MPI)
     command = [

@@ -1,13 +1,17 @@
-/* Repairs of Open MPI 5.0, where a process is lost while others make a communicator: functions in the place of its own.
+/* Repairs of Open MPI 5.0, where a process is lost while others exchange or make a communicator: functions in the place of
+   its own.
 
    Open MPI calls its functions through the dynamic linker, which takes these where they are known to all libraries before
    Open MPI is loaded. Each calls the one that it stands for. Without them, the processes that are left
    - crash: the loss is noted in each communicator, also where its collective operations are still to be chosen
      (`ompi_comm_revoke_local`);
    - or wait for ever: a request that consists of others forgets that the last one has failed, so the search for a number
-     of the communicator is repeated, and fails, without end (`ompi_comm_request_progress`). */
+     of the communicator is repeated, and fails, without end (`ompi_comm_request_progress`);
+   - or end with status 7: a collective operation that has failed frees what it has sent and received, of which some ends
+     later, with an error that is nobody's any more (`NBC_Progress`, `mca_pml_ob1_recv_request_fini`). */
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,6 +19,7 @@
 #include "external.h"
 
 #define PROC_FAILED 75 /* MPI_ERR_PROC_FAILED */
+#define REQUEST 7      /* MPI_ERR_REQUEST */
 
 typedef struct Communicators {
     void **all;
@@ -24,7 +29,7 @@ typedef struct Communicators {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the two lists */
 static Communicators finished;                           /* those that have collective operations */
 static Communicators missed;                             /* others, of which a process was lost */
-static _Atomic int num_failures, num_before = -1;
+static _Atomic int num_failures, num_revoked, num_before = -1;
 
 static void add(Communicators *to, void *comm)
 {
@@ -82,6 +87,7 @@ typedef int (*Callback)(void *request);
 typedef bool Revoke(void *comm, bool only_collectives);
 typedef int Collectives(void *comm);
 typedef int Failed(void *process, int status, bool forward);
+typedef void Fatal(void *comm, int *error, ...);
 typedef int Append(void *request, Callback callback, void **parts, int num_parts);
 
 static Revoke *own_revoke;
@@ -91,6 +97,7 @@ EXPORT bool ompi_comm_revoke_local(void *comm, bool only_collectives)
 {
     if (!own_revoke)
         own_revoke = (Revoke *)function_of(__builtin_return_address(0), "ompi_comm_revoke_local");
+    num_revoked++;
     pthread_mutex_lock(&lock);
     bool is_finished = find(&finished, comm) < finished.num;
     if (!is_finished && find(&missed, comm) == missed.num)
@@ -131,6 +138,20 @@ EXPORT int ompi_errhandler_proc_failed_internal(void *process, int status, bool 
     OWN(Failed, ompi_errhandler_proc_failed_internal);
     num_failures++;
     return own(process, status, forward);
+}
+
+/* End the program by an error. One without a communicator is of a request that was freed before: after a loss, it follows
+   from that. */
+EXPORT void ompi_mpi_errors_are_fatal_comm_handler(void *comm, int *error, ...)
+{
+    if (!comm && *error == REQUEST && num_failures + num_revoked > 0)
+        return;
+    OWN(Fatal, ompi_mpi_errors_are_fatal_comm_handler);
+    va_list arguments;
+    va_start(arguments, error);
+    const char *where = va_arg(arguments, const char *);
+    va_end(arguments);
+    own(comm, error, where, NULL);
 }
 
 /* The end of a request that consists of others. */
