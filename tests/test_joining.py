@@ -133,6 +133,26 @@ def test_the_others_go_on_when_a_new_process_is_lost_before_they_have_its_addres
 
 @needs_mpi
 @pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_that_mpi_does_not_let_go_from_a_meeting_ends_and_the_others_go_on(undisturbed, tmp_path, rank):
+    orders = "2:10:SIGKILL", f"{rank}:connect:sleep"
+    output = check(undisturbed, tmp_path, *orders, num=3, epochs=80, limit=10)
+    assert f"process {rank} of 2 ends, so that the others go on: MPI did not return from the meeting with" in output
+    assert re.search(rf"rank {rank} \(process \d+ on \S+\) was killed by SIGKILL", output)
+    assert re.search(r"joined: rank 4|joined: rank 3", output)
+
+
+@needs_mpi
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_all_hear_of_an_error_of_one_of_them_while_they_meet_a_new_process_and_go_on(undisturbed, tmp_path, rank):
+    """MPI connects one process to the new one, and not the other: then the first one would wait for it for ever."""
+    output = check(undisturbed, tmp_path, "2:10:SIGKILL", f"{rank}:connected:error", num=3, epochs=80, limit=20)
+    assert "rank 3 did not join: MPI could not connect to it" in output and "joined: rank 4" in output
+
+
+@needs_mpi
+@pytest.mark.slow
 def test_a_process_whose_stub_under_mpirun_ends_is_lost_and_replaced(undisturbed, tmp_path):
     output = check(undisturbed, tmp_path, "1:10:stub")
     assert re.search(r"rank 1 \(process \d+ on \S+\) was lost: its stub under mpirun has ended\n", output)

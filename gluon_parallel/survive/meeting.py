@@ -7,12 +7,17 @@ process that dies before it connects.
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import threading
 import time
+from collections.abc import Sequence
 from typing import Any, Callable
 
 import numpy as np
 
 from ..errors import WorkerLost
+from ..kvstore import heartbeat
 from ..kvstore.flight_recorder import RECORDER
 from ..kvstore.mpi import pmix, startup
 from ..kvstore.mpi.progress_engine import ProgressEngine
@@ -24,6 +29,7 @@ from ..native import function
 
 _NUM_HANDLES = 256  # of communicators that are looked at
 _JOB = 256  # bytes of the name of a job
+_APART = 2.0  # seconds between the ends of two processes that MPI does not let go
 _ANSWERS = 1.0  # seconds in which mpirun gives the addresses of a process that lives
 
 
@@ -58,37 +64,53 @@ def connect(store: MPI, new: int, port: str) -> None:
         DidNotJoin: one of them could not meet it, so none has; they can exchange nothing before they have regrouped.
         WorkerLost: MPI did not come back within the limit.
     """
-    progress = store._progress
+    progress, agrees = store._progress, threading.Event()  # it is set while this process agrees with the others
 
-    def meet() -> tuple[Any, Any, Any]:
-        comm, ranks, problem = None, None, None
-        before, made = _handles(progress.mpi), set[int]()
-        _before_meeting()
+    def problem_of(stage: Callable[[], object], made: Sequence[int]) -> Any:
+        """What has gone wrong in a stage, here or in another process; the next one would wait for ever for that one."""
+        problem: Any = None
         try:
-            _get_addresses(progress, new)
-            between = progress.comm.Connect(port if progress.rank == 0 else "")
-            made = _handles(progress.mpi) - before
-            comm = _merged(progress, between, is_new=False)
-            ranks = _exchange_process_names(progress, comm, progress.ranks[progress.rank])
+            stage()
         except (progress.mpi.Exception, OSError) as error:
             problem = error
-            progress.comm.Revoke()  # others may wait in the middle for what this one does not send any more
-            for handle in made:
-                with contextlib.suppress(progress.mpi.Exception):
-                    progress.mpi.Comm.f2py(handle).Revoke()
+            _revoke(progress, made)  # others may wait in the middle for what this one does not send any more
+        agrees.set()
         try:
             have_all = progress.comm.Agree(int(problem is None)) == 1
         except progress.mpi.Exception as error:  # one of those that run is lost; all of them hear so
             problem, have_all = problem or error, False
-        if have_all:
-            return comm, ranks, None
-        progress.comm.Revoke()
-        if comm is not None:
-            comm.Revoke()  # the new process must not wait
-        return None, None, problem or "another process could not meet it"
+        agrees.clear()
+        return None if have_all else problem or "another process could not meet it"
 
-    with pmix.met_at(new, port):
-        comm, ranks, problem = made_within_limit(progress, meet)
+    def meet() -> tuple[Any, Any, Any]:
+        found: list[Any] = []
+        before, made = _handles(progress.mpi), list[int]()
+        _before_meeting()
+        for stage in (
+            lambda: pmix.get_addresses(new, progress.timeout / 3),  # the rest of the limit is for the meeting
+            lambda: found.append(_connected(progress, port)),
+            lambda: found.append(_merged(progress, found[0], is_new=False)),
+            lambda: found.append(_exchange_process_names(progress, found[1], progress.ranks[progress.rank])),
+        ):
+            problem = problem_of(stage, made)
+            if problem is not None:
+                _revoke(progress, made)
+                for comm in found[1:2]:
+                    comm.Revoke()  # the new process must not wait
+                return None, None, problem
+            made = made or [*_handles(progress.mpi) - before]  # with those of MPI's own, as soon as there are some
+        return *found[1:], None
+
+    # In some cases MPI waits for ever for what a new process has not sent before its end.
+    limit = progress.timeout + _APART * progress.rank
+    ending = threading.Timer(limit, _end_for_others, [agrees, progress, new])
+    ending.daemon = True
+    ending.start()
+    try:
+        with pmix.met_at(new, port):
+            comm, ranks, problem = made_within_limit(progress, meet, 2 * progress.timeout + _APART * progress.size)
+    finally:
+        ending.cancel()
     if comm is None:
         text = f"store 'mpi', {progress.name}: its communicator was revoked, as a new process could not be met"
         progress.fail(WorkerLost(text), tell=False)  # at once, so that regrouping begins by its end
@@ -96,15 +118,24 @@ def connect(store: MPI, new: int, port: str) -> None:
     _go_on_with(store, comm, ranks)
 
 
-def _get_addresses(progress: ProgressEngine, new: int) -> None:
-    """Have all processes that run get the new one's addresses; OSError in all of them: one of them cannot."""
-    problem = None
-    try:
-        pmix.get_addresses(new, progress.timeout / 3)  # the rest of the limit is for the meeting
-    except OSError as error:
-        problem = error
-    if progress.comm.Agree(int(problem is None)) != 1:  # before the others wait for this one in Connect
-        raise problem or OSError("another process could not get its addresses")
+def _end_for_others(agrees: threading.Event, progress: ProgressEngine, new: int) -> None:
+    """End this process, if MPI does not let it go, so that the others hear of its loss and go on without it."""
+    if not agrees.is_set():  # else it waits for another one that MPI does not let go
+        text = f"{progress.name} ends, so that the others go on: MPI did not return from the meeting with process {new}"
+        heartbeat.send(f"{heartbeat.SAYS}{text} within {progress.timeout:g} s")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _connected(progress: ProgressEngine, port: str) -> Any:
+    return progress.comm.Connect(port if progress.rank == 0 else "")
+
+
+def _revoke(progress: ProgressEngine, made: Sequence[int]) -> None:
+    """End what is waited for in the communicator of those that run, and in those that were made for the meeting."""
+    progress.comm.Revoke()
+    for handle in made:
+        with contextlib.suppress(progress.mpi.Exception):
+            progress.mpi.Comm.f2py(handle).Revoke()
 
 
 def _before_meeting() -> None:

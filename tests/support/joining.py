@@ -62,9 +62,9 @@ class Orders:
 
     A moment is a number of steps, or of a process that joins ``begin`` (before gp.prepare), ``ready`` (it waits to be
     met) or ``met`` (MPI has connected it to the others), or of others ``meet``, ``meet+5`` (5 ms after it begins to
-    meet a new one) or ``lost3`` (it hears that process 3 is lost). What happens is a signal, ``sleep``, ``host`` (it
-    waits until its host is lost), ``late`` (a second passes), ``stub`` (its stub under mpirun is killed) or, at the
-    beginning, ``net``.
+    meet a new one), ``connect`` (all that train meet it), ``connected`` (MPI has) or ``lost3`` (it hears that process 3
+    is lost). What happens is an ``error``, a signal, ``sleep``, ``host`` (it waits until its host is lost), ``late`` (a
+    second passes), ``stub`` (its stub under mpirun is killed) or, at the beginning, ``net``.
     """
 
     def __init__(self, words):
@@ -75,6 +75,9 @@ class Orders:
         if moments:
             connect, self._delay = meeting.connect, float(moments[0].partition("+")[2] or 0) / 1e3
             meeting.connect = lambda *arguments: [self.meet(moments[0]), connect(*arguments)][1]
+        addresses, connected = pmix.get_addresses, meeting._connected
+        pmix.get_addresses = lambda *arguments: [joins() is None and self.at("connect"), addresses(*arguments)][1]
+        meeting._connected = lambda *arguments: [connected(*arguments), self.at("connected")][0]
         merged, tell, send = meeting._merged, pmix._tell_mpi, heartbeat.send
         heartbeat.send = lambda text: [send(text), text.startswith(heartbeat.READY) and self.at("ready")][0]
         meeting._merged = lambda *arguments, **named: [self.at("met"), merged(*arguments, **named)][1]
@@ -87,6 +90,8 @@ class Orders:
         elif what in ("sleep", "host"):
             print(f"waits at {moment}", flush=True)
             time.sleep(1000)
+        elif what == "error":
+            raise OSError(f"an error at {moment}")
         elif what == "late":
             time.sleep(1)
         elif what == "stub":

@@ -98,11 +98,12 @@ def has_ended(request: Any, mpi: Any) -> bool:
         return True
 
 
-def made_within_limit(progress: Any, make: Callable[[], Any]) -> Any:
+def made_within_limit(progress: Any, make: Callable[[], Any], limit: float | None = None) -> Any:
     """What ``make()`` returns, a call of MPI that all processes of a new communicator must make.
 
-    WorkerLost: it takes longer than the limit of the progress engine, so a process has not come.
+    WorkerLost: it takes longer than the limit, by default that of the progress engine, so a process has not come.
     """
+    limit = progress.timeout if limit is None else limit
     made: list = []
     failures: list = []
 
@@ -124,7 +125,7 @@ def made_within_limit(progress: Any, make: Callable[[], Any]) -> Any:
         "Every process must make the same groups in the same order, and hear of the same losses; look at their output"
     )
     try:
-        wait_until(has_ended, progress.timeout, lambda: ("store 'mpi', a new communicator", progress.name), advice)
+        wait_until(has_ended, limit, lambda: ("store 'mpi', a new communicator", progress.name), advice)
     except WorkerLost as error:
         leave_without_waiting()
         progress.fail(error, tell=False)  # the thread that waits in MPI keeps the lock: nothing can be sent any more
