@@ -613,19 +613,19 @@ def test_the_wait_for_a_new_process_ends_if_it_is_lost_also_before_the_others_be
 
 def test_two_looks_without_a_step_between_meet_no_second_process(monkeypatch):
     """One of them may have heard of it and the other one not."""
-    sums = np.zeros(1, [("join", "f8", (1,))])[0]
+    sums = np.zeros(1, [("newcomer", "f8", (1,))])[0]
     header = types.SimpleNamespace(num_sent=1, own={}, read=lambda: sums)
     monkeypatch.setattr(newcomers, "header_of", lambda trainer: header)
     found = newcomers.Newcomers(None, None, types.SimpleNamespace(num_workers=2))
     first, second = (newcomers.Newcomer(number, "port", "host", "job", {}) for number in (3, 4))
     found._heard.append(first)
-    sums["join"] = 1
-    assert found.after_step() is None and header.own["join"]
-    sums["join"] = 2
-    assert found.after_step() == first and not header.own["join"]
+    sums["newcomer"] = 1
+    assert found.after_step() is None and header.own["newcomer"]
+    sums["newcomer"] = 2
+    assert found.after_step() == first and not header.own["newcomer"]
     found._heard.append(second)
-    assert found.after_step() is None and header.own["join"]
-    sums["join"] = 2
+    assert found.after_step() is None and header.own["newcomer"]
+    sums["newcomer"] = 2
     assert found.after_step() == second
 
 

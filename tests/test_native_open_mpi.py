@@ -81,8 +81,18 @@ mpi.lose()
 assert mpi.end_of_last_part() == 0, "nobody meets"
 assert native.function("gp_before_meeting", 0)() == 1
 assert mpi.end_of_last_part() == 0
+YOUNG, LATE = map(ctypes.c_size_t, (1, 2))
+mpi.give_up(FINISHED), mpi.give_up(UNFINISHED)
+mpi.finish(YOUNG)
+assert counts() == [0, 2]
 mpi.lose()
+assert counts() == [0, 3], "what is made in a meeting ends with a loss"
 assert mpi.end_of_last_part() == 75
+mpi.finish(LATE)
+assert counts() == [0, 4], "and what is complete later"
+native.function("gp_after_meeting", 0)()
+mpi.lose()
+assert mpi.end_of_last_part() == 0 and counts() == [0, 4], "as usual"
 
 mpi.fail_after_freed(7)
 assert sum_of_fatal() == 7, "it follows from the loss"

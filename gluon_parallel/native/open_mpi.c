@@ -5,6 +5,8 @@
    Open MPI is loaded. Each calls the one that it stands for. Without them, the processes that are left
    - crash: the loss is noted in each communicator, also where its collective operations are still to be chosen
      (`ompi_comm_revoke_local`);
+   - or wait for ever for one that has given up: it lets go of what it has made, without a word to those that wait for it
+     there (`ompi_dpm_connect_accept`);
    - or wait for ever: a request that consists of others forgets that the last one has failed, so the search for a number
      of the communicator is repeated, and fails, without end (`ompi_comm_request_progress`);
    - or end with status 7: a collective operation that has failed frees what it has sent and received, of which some ends
@@ -29,6 +31,7 @@ typedef struct Communicators {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the two lists */
 static Communicators finished;                           /* those that have collective operations */
 static Communicators missed;                             /* others, of which a process was lost */
+static Communicators young;                              /* those of `finished` that were made in a meeting under way */
 static _Atomic int num_failures, num_revoked, num_before = -1;
 
 static void add(Communicators *to, void *comm)
@@ -92,11 +95,22 @@ typedef int Append(void *request, Callback callback, void **parts, int num_parts
 
 static Revoke *own_revoke;
 
+static void find_revoke(const void *caller)
+{
+    if (!own_revoke)
+        own_revoke = (Revoke *)function_of(caller, "ompi_comm_revoke_local");
+}
+
+/* Whether processes meet, and one was lost since they began to. */
+static bool has_lost_in_meeting(void)
+{
+    return num_before >= 0 && num_failures != num_before;
+}
+
 /* Note in a communicator that it is revoked, or that a process of it was lost. */
 EXPORT bool ompi_comm_revoke_local(void *comm, bool only_collectives)
 {
-    if (!own_revoke)
-        own_revoke = (Revoke *)function_of(__builtin_return_address(0), "ompi_comm_revoke_local");
+    find_revoke(__builtin_return_address(0));
     num_revoked++;
     pthread_mutex_lock(&lock);
     bool is_finished = find(&finished, comm) < finished.num;
@@ -110,14 +124,17 @@ EXPORT bool ompi_comm_revoke_local(void *comm, bool only_collectives)
 EXPORT int mca_coll_base_comm_select(void *comm)
 {
     OWN(Collectives, mca_coll_base_comm_select);
+    find_revoke(__builtin_return_address(0));
     int error = own(comm);
     pthread_mutex_lock(&lock);
     bool has_missed = drop(&missed, comm);
     if (!error)
         add(&finished, comm);
+    if (!error && num_before >= 0)
+        add(&young, comm);
     pthread_mutex_unlock(&lock);
-    if (!error && has_missed)
-        own_revoke(comm, true);
+    if (!error && (has_missed || has_lost_in_meeting()))
+        own_revoke(comm, !has_lost_in_meeting());
     return error;
 }
 
@@ -128,16 +145,26 @@ EXPORT int mca_coll_base_comm_unselect(void *comm)
     pthread_mutex_lock(&lock);
     drop(&finished, comm);
     drop(&missed, comm);
+    drop(&young, comm);
     pthread_mutex_unlock(&lock);
     return own(comm);
 }
 
-/* Note that a process was lost. */
+/* Note that a process was lost. In a meeting, all that was made for it ends, also between processes that are not lost. */
 EXPORT int ompi_errhandler_proc_failed_internal(void *process, int status, bool forward)
 {
     OWN(Failed, ompi_errhandler_proc_failed_internal);
     num_failures++;
-    return own(process, status, forward);
+    int error = own(process, status, forward);
+    pthread_mutex_lock(&lock);
+    int num = num_before >= 0 ? young.num : 0;
+    void *comms[num + 1];
+    for (int i = 0; i < num; i++)
+        comms[i] = young.all[i];
+    pthread_mutex_unlock(&lock);
+    for (int i = 0; i < num; i++)
+        own_revoke(comms[i], false);
+    return error;
 }
 
 /* End the program by an error. One without a communicator is of a request that was freed before: after a loss, it follows
@@ -158,7 +185,7 @@ EXPORT void ompi_mpi_errors_are_fatal_comm_handler(void *comm, int *error, ...)
 static int end(void *request)
 {
     (void)request;
-    return num_before >= 0 && num_failures != num_before ? PROC_FAILED : 0;
+    return has_lost_in_meeting() ? PROC_FAILED : 0;
 }
 
 /* Add a part to a request that consists of others, with what is called behind it. */
@@ -174,4 +201,13 @@ EXPORT int64_t gp_before_meeting(void)
 {
     num_before = num_failures;
     return finished.num > 0;
+}
+
+/* After it, also where it has failed: a loss is noted as usual. */
+EXPORT void gp_after_meeting(void)
+{
+    pthread_mutex_lock(&lock);
+    num_before = -1;
+    young.num = 0;
+    pthread_mutex_unlock(&lock);
 }

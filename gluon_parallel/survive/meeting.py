@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
 import numpy as np
@@ -46,8 +46,7 @@ def open_port(store: MPI) -> str:
 def accept(store: MPI, port: str) -> None:
     """In a new process: wait until those that run connect, however long that takes, and meet them through `store`."""
     progress = store._progress
-    with MPI_LOCK:
-        _before_meeting()
+    with MPI_LOCK, _meeting():
         between = progress.comm.Accept(port)
         comm = _merged(progress, between, is_new=True)
         ranks = _exchange_process_names(progress, comm, progress.ranks[0])
@@ -82,10 +81,10 @@ def connect(store: MPI, new: int, port: str) -> None:
         agrees.clear()
         return None if have_all else problem or "another process could not meet it"
 
+    @_meeting()
     def meet() -> tuple[Any, Any, Any]:
         found: list[Any] = []
         before, made = _handles(progress.mpi), list[int]()
-        _before_meeting()
         for stage in (
             lambda: pmix.get_addresses(new, progress.timeout / 3),  # the rest of the limit is for the meeting
             lambda: found.append(_connected(progress, port)),
@@ -108,7 +107,9 @@ def connect(store: MPI, new: int, port: str) -> None:
     ending.start()
     try:
         with pmix.met_at(new, port):
-            comm, ranks, problem = made_within_limit(progress, meet, 2 * progress.timeout + _APART * progress.size)
+            comm, ranks, problem = made_within_limit(
+                progress, _meeting()(meet), 2 * progress.timeout + _APART * progress.size
+            )
     finally:
         ending.cancel()
     if comm is None:
@@ -138,9 +139,14 @@ def _revoke(progress: ProgressEngine, made: Sequence[int]) -> None:
             progress.mpi.Comm.f2py(handle).Revoke()
 
 
-def _before_meeting() -> None:
-    """From here on, the loss of a process ends what MPI makes, instead of having it tried again and again."""
+@contextlib.contextmanager
+def _meeting() -> Iterator[None]:
+    """A loss in this block ends what MPI makes in it, instead of having it tried again and again, or waited for."""
     function("gp_before_meeting", 0)()
+    try:
+        yield
+    finally:
+        function("gp_after_meeting", 0)()
 
 
 def _handles(mpi: Any) -> set[int]:
