@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Optional
@@ -17,6 +18,7 @@ _ACTION_COMPLETE, _LOST_CONNECTION, _LOST_SERVER, _ENDED = -334, -61, -101, -200
 _PROC_LOCAL, _GLOBAL = 7, 3  # a range: this process alone; a scope: all processes
 _BOOL, _STRING, _PROC = 1, 3, 22  # types of values
 _KEY = b"gluon_parallel.addresses"
+_AGAIN = 0.2  # seconds
 
 _DONE = ctypes.CFUNCTYPE(
     None, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
@@ -53,8 +55,8 @@ def follow_launcher() -> None:
         number = int(text)
         _tell_mpi(library, number)
         _lost.add(number)  # before the look at the ports: `met_at` does it the other way round
-        if (port := _ports.get(number)) is not None:
-            _end_wait(library, port)
+        if number in _ports:
+            _end_meeting(number)
 
     heartbeat.listen(heartbeat.LOST, note_loss)
 
@@ -79,7 +81,7 @@ def met_at(number: int, port: str) -> Iterator[None]:
     _ports[number] = port
     try:
         if number in _lost:
-            _end_wait(ctypes.CDLL(_LIBRARY), port)
+            _end_meeting(number)
         yield
     finally:
         del _ports[number]
@@ -107,6 +109,20 @@ def _info(library: ctypes.CDLL, name: bytes, value: Any, kind: int) -> ctypes.c_
     info = ctypes.c_void_p(library.PMIx_Info_create(ctypes.c_size_t(1)))
     library.PMIx_Info_load(info, name, value, ctypes.c_uint16(kind))
     return info
+
+
+def _end_meeting(number: int) -> None:
+    """Have MPI give up the meeting with a process that is lost, which it may not know yet, or have heard of before."""
+
+    library, port = ctypes.CDLL(_LIBRARY), _ports[number]
+
+    def tell_again() -> None:
+        _end_wait(library, port)
+        while number in _ports:
+            _tell_mpi(library, number)
+            time.sleep(_AGAIN)
+
+    threading.Thread(target=tell_again, name="gluon_parallel.loss", daemon=True).start()
 
 
 def _end_wait(library: ctypes.CDLL, port: str) -> None:
