@@ -134,13 +134,18 @@ def test_the_others_go_on_when_a_new_process_is_lost_before_they_have_its_addres
 
 @needs_mpi
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_process_that_mpi_does_not_let_go_from_a_meeting_ends_and_the_others_go_on(undisturbed, tmp_path, rank):
-    orders = "2:10:SIGKILL", f"{rank}:connect:sleep"
-    output = check(undisturbed, tmp_path, *orders, num=3, epochs=80, limit=10)
-    assert f"process {rank} of 2 ends, so that the others go on: MPI did not return from the meeting with" in output
+@pytest.mark.parametrize(("rank", "limit", "more"), [(0, 10, []), (1, 10, []), (0, 60, ["3:ready:SIGKILL"])])
+def test_a_process_that_mpi_does_not_let_go_from_a_meeting_ends_and_the_others_go_on(
+    undisturbed, tmp_path, rank, limit, more
+):
+    orders = "2:10:SIGKILL", f"{rank}:connect:sleep", *more
+    output = check(undisturbed, tmp_path, *orders, num=3, epochs=100, limit=limit)
+    words = (
+        rf"process {rank} of 2 ends, so that the others go on: MPI has not come back from the meeting with \w+ 3 for "
+    )
+    assert 10 <= int(re.search(words + r"(\d+) s", output)[1]) < 40
     assert re.search(rf"rank {rank} \(process \d+ on \S+\) was killed by SIGKILL", output)
-    assert re.search(r"joined: rank 4|joined: rank 3", output)
+    assert "joined: rank" in output
 
 
 @needs_mpi

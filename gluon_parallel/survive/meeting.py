@@ -30,6 +30,7 @@ from ..native import function
 _NUM_HANDLES = 256  # of communicators that are looked at
 _JOB = 256  # bytes of the name of a job
 _APART = 2.0  # seconds between the ends of two processes that MPI does not let go
+_LETS_GO = 10.0  # seconds after the loss of the new process in which MPI ends a meeting, also on a busy machine
 _ANSWERS = 1.0  # seconds in which mpirun gives the addresses of a process that lives
 
 
@@ -100,18 +101,16 @@ def connect(store: MPI, new: int, port: str) -> None:
             made = made or [*_handles(progress.mpi) - before]  # with those of MPI's own, as soon as there are some
         return *found[1:], None
 
-    # In some cases MPI waits for ever for what a new process has not sent before its end.
-    limit = progress.timeout + _APART * progress.rank
-    ending = threading.Timer(limit, _end_for_others, [agrees, progress, new])
-    ending.daemon = True
-    ending.start()
+    has_ended = threading.Event()
+    watch = threading.Thread(target=_end_if_held, args=(has_ended, agrees, progress, new), daemon=True)
+    watch.start()
     try:
         with pmix.met_at(new, port):
             comm, ranks, problem = made_within_limit(
                 progress, _meeting()(meet), 2 * progress.timeout + _APART * progress.size
             )
     finally:
-        ending.cancel()
+        has_ended.set()
     if comm is None:
         text = f"store 'mpi', {progress.name}: its communicator was revoked, as a new process could not be met"
         progress.fail(WorkerLost(text), tell=False)  # at once, so that regrouping begins by its end
@@ -119,12 +118,23 @@ def connect(store: MPI, new: int, port: str) -> None:
     _go_on_with(store, comm, ranks)
 
 
-def _end_for_others(agrees: threading.Event, progress: ProgressEngine, new: int) -> None:
-    """End this process, if MPI does not let it go, so that the others hear of its loss and go on without it."""
-    if not agrees.is_set():  # else it waits for another one that MPI does not let go
-        text = f"{progress.name} ends, so that the others go on: MPI did not return from the meeting with process {new}"
-        heartbeat.send(f"{heartbeat.SAYS}{text} within {progress.timeout:g} s")
-        os.kill(os.getpid(), signal.SIGKILL)
+def _end_if_held(has_ended: threading.Event, agrees: threading.Event, progress: ProgressEngine, new: int) -> None:
+    """End this process, if MPI does not let it go from a meeting, so that the others hear of its loss and go on.
+
+    In some cases MPI waits for ever for what a new process has not sent before its end.
+    """
+    apart = _APART * progress.rank
+    began, lost = time.monotonic(), np.inf
+    while not has_ended.wait(0.2):
+        now = time.monotonic()
+        lost = min(lost, now) if pmix.is_lost(new) else np.inf
+        is_held = now - lost > _LETS_GO + apart or now - began > progress.timeout + apart
+        if is_held and not agrees.is_set():  # else it waits for another one that MPI does not let go
+            heartbeat.send(
+                f"{heartbeat.SAYS}{progress.name} ends, so that the others go on: MPI has not come back from the "
+                f"meeting with process {new} for {now - began:.0f} s"
+            )
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _connected(progress: ProgressEngine, port: str) -> Any:

@@ -87,6 +87,11 @@ def met_at(number: int, port: str) -> Iterator[None]:
         del _ports[number]
 
 
+def is_lost(number: int) -> bool:
+    """Whether the launcher has said that the process of that number is lost."""
+    return number in _lost
+
+
 def own_process_name() -> tuple[str, int]:
     """The job of this process, and its rank in it; as mpirun calls them."""
     return os.environ["PMIX_NAMESPACE"], int(os.environ["PMIX_RANK"])
