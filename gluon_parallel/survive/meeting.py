@@ -106,9 +106,7 @@ def connect(store: MPI, new: int, port: str) -> None:
     watch.start()
     try:
         with pmix.met_at(new, port):
-            comm, ranks, problem = made_within_limit(
-                progress, _meeting()(meet), 2 * progress.timeout + _APART * progress.size
-            )
+            comm, ranks, problem = made_within_limit(progress, meet, 2 * progress.timeout + _APART * progress.size)
     finally:
         has_ended.set()
     if comm is None:
