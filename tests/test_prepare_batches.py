@@ -8,7 +8,7 @@ import pytest
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.split import map_arrays
-from gluon_parallel.survive.steps import note, read
+from gluon_parallel.survive.steps import arguments_of, record_step
 from gluon_parallel.training.prepare.empty import without_samples
 from gluon_parallel.training.prepare.loaders import shard_loader
 from mxnet import gluon, nd
@@ -318,15 +318,15 @@ def test_a_repeated_step_gets_all_samples_of_a_list_that_is_divided_anew(num_wor
     batches = iter(part)
     images, labels = next(batches)
     assert len(images) == len(labels) == (num_workers == 3)
-    steps = [note(0, arguments, [part]) for arguments in ((images, {"y": labels}), ((images, labels),))]
-    some = [note(0, (images[0],), [part])] if images else []
+    steps = [record_step(0, arguments, [part]) for arguments in ((images, {"y": labels}), ((images, labels),))]
+    some = [record_step(0, (images[0],), [part])] if images else []
     part.divide(0, 1)
     for step in steps:
         part.under_way.go_to(0)
-        *_, found = map_arrays(lambda array: array.asnumpy().max(), read(step))
+        *_, found = map_arrays(lambda array: array.asnumpy().max(), arguments_of(step))
         labels = found["y"] if isinstance(found, dict) else found[1]
         assert labels == [0, 1, 2, 3]
     for step in some:
         part.under_way.go_to(0)
         with pytest.raises(gp.errors.BatchMismatch, match="4 parts where it had 1, of which the step was"):
-            read(step)
+            arguments_of(step)

@@ -147,7 +147,7 @@ class Recorder:
 
         Example:
             >>> Recorder().words_of_key(reserved_keys.STEP_HEADER), Recorder().words_of_key(3)
-            ('header', 'key 3')
+            ('step header', 'key 3')
         """
         return self._label("0", str(key)) or f"key {key}"
 
