@@ -30,7 +30,7 @@ from ..native import function
 _NUM_HANDLES = 256  # of communicators that are looked at
 _JOB = 256  # bytes of the name of a job
 _APART = 2.0  # seconds between the ends of two processes that MPI does not let go
-_LETS_GO = 10.0  # seconds after the loss of the new process in which MPI ends a meeting, also on a busy machine
+_LETS_GO = 5.0  # seconds in which MPI ends a meeting after the loss of the new process, or a revoke, on a busy machine
 _ANSWERS = 1.0  # seconds in which mpirun gives the addresses of a process that lives
 
 
@@ -117,17 +117,21 @@ def connect(store: MPI, new: int, port: str) -> None:
 
 
 def _end_if_held(has_ended: threading.Event, agrees: threading.Event, progress: ProgressEngine, new: int) -> None:
-    """End this process, if MPI does not let it go from a meeting, so that the others hear of its loss and go on.
+    """Have MPI give up a meeting from which it does not come back; or end this process, so that the others go on.
 
-    In some cases MPI waits for ever for what a new process has not sent before its end.
+    In some cases MPI waits for ever where a new process is lost, though it knows of the loss. Then it may wait for one
+    that has given up, and a revoke from this thread ends that.
     """
-    apart = _APART * progress.rank
-    began, lost = time.monotonic(), np.inf
+    began, lost, has_revoked = time.monotonic(), np.inf, False
     while not has_ended.wait(0.2):
         now = time.monotonic()
         lost = min(lost, now) if pmix.is_lost(new) else np.inf
-        is_held = now - lost > _LETS_GO + apart or now - began > progress.timeout + apart
-        if is_held and not agrees.is_set():  # else it waits for another one that MPI does not let go
+        held = now - min(lost + _LETS_GO, began + progress.timeout)
+        if held > 0 and not has_revoked:
+            has_revoked = True
+            threading.Thread(target=progress.comm.Revoke, daemon=True).start()  # it must not hold this thread, too
+        # While it agrees, it waits for another one that MPI does not let go.
+        if held > _LETS_GO + _APART * progress.rank and not agrees.is_set():
             heartbeat.send(
                 f"{heartbeat.SAYS}{progress.name} ends, so that the others go on: MPI has not come back from the "
                 f"meeting with process {new} for {now - began:.0f} s"
