@@ -28,7 +28,7 @@ typedef struct Communicators {
     int num, room;
 } Communicators;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the two lists */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the lists */
 static Communicators finished;                           /* those that have collective operations */
 static Communicators missed;                             /* others, of which a process was lost */
 static Communicators young;                              /* those of `finished` that were made in a meeting under way */

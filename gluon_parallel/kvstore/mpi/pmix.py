@@ -18,7 +18,7 @@ _ACTION_COMPLETE, _LOST_CONNECTION, _LOST_SERVER, _ENDED = -334, -61, -101, -200
 _PROC_LOCAL, _GLOBAL = 7, 3  # a range: this process alone; a scope: all processes
 _BOOL, _STRING, _PROC = 1, 3, 22  # types of values
 _KEY = b"gluon_parallel.addresses"
-_AGAIN = 0.2  # seconds
+_AGAIN = 0.2  # seconds after which MPI is told again of a loss
 
 _DONE = ctypes.CFUNCTYPE(
     None, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
@@ -55,8 +55,8 @@ def follow_launcher() -> None:
         number = int(text)
         _tell_mpi(library, number)
         _lost.add(number)  # before the look at the ports: `met_at` does it the other way round
-        if number in _ports:
-            _end_meeting(number)
+        if (port := _ports.get(number)) is not None:
+            _end_meeting(number, port)
 
     heartbeat.listen(heartbeat.LOST, note_loss)
 
@@ -81,7 +81,7 @@ def met_at(number: int, port: str) -> Iterator[None]:
     _ports[number] = port
     try:
         if number in _lost:
-            _end_meeting(number)
+            _end_meeting(number, port)
         yield
     finally:
         del _ports[number]
@@ -116,10 +116,9 @@ def _info(library: ctypes.CDLL, name: bytes, value: Any, kind: int) -> ctypes.c_
     return info
 
 
-def _end_meeting(number: int) -> None:
+def _end_meeting(number: int, port: str) -> None:
     """Have MPI give up the meeting with a process that is lost, which it may not know yet, or have heard of before."""
-
-    library, port = ctypes.CDLL(_LIBRARY), _ports[number]
+    library = ctypes.CDLL(_LIBRARY)
 
     def tell_again() -> None:
         _end_wait(library, port)
