@@ -30,6 +30,7 @@ from gluon_parallel.launch.logs import Logs
 from gluon_parallel.launch.member import Member
 from gluon_parallel.launch_engines import hosts as own_hosts
 from gluon_parallel.launch_engines.hosts import Host
+from gluon_parallel.native import build
 from gluon_parallel.survive import newcomers, progress
 from gluon_parallel.training.checkpoint import restore, state
 from mxnet import gluon
@@ -129,6 +130,36 @@ def test_the_others_go_on_when_a_new_process_is_lost_before_one_of_them_has_sent
 def test_the_others_go_on_when_a_new_process_is_lost_before_they_have_its_addresses(undisturbed, tmp_path):
     orders = "2:10:SIGKILL", "3:ready:SIGKILL", "0:meet:late", "1:meet:late"
     output = check(undisturbed, tmp_path, *orders, num=3, epochs=80)
+    assert re.search(r"rank 3 did not join: it was killed by SIGKILL.*; 2 go on", output) and "joined: rank 4" in output
+
+
+ENDS_AT_ACTIVATE = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <signal.h>
+#include <string.h>
+#include <unistd.h>
+
+int opal_pmix_base_exchange(const char *key, void *answer, int seconds)
+{
+    if (strstr(key, ":activate:"))
+        kill(getpid(), SIGKILL);
+    void *mpi = dlopen("libmpi.so.40", RTLD_LAZY | RTLD_NOLOAD);
+    return ((int (*)(const char *, void *, int))dlsym(mpi, "opal_pmix_base_exchange"))(key, answer, seconds);
+}
+"""
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_all_give_a_new_process_up_that_is_lost_just_before_its_connection_is_used(undisturbed, tmp_path, monkeypatch):
+    """Process 0 waits in MPI for an answer of the new one, and the other process waits for what process 0 sends then."""
+    source, library = tmp_path / "ends.c", tmp_path / "ends.so"
+    source.write_text(ENDS_AT_ACTIVATE)
+    subprocess.run([*build.compiler(), "-fPIC", "-shared", str(source), "-o", str(library)], check=True)
+    monkeypatch.setenv("ENDS_AT_ACTIVATE", str(library))
+    orders = "2:10:SIGKILL", "3:activate:SIGKILL", "unwatched"
+    output = check(undisturbed, tmp_path, *orders, num=3, epochs=80, limit=20)
     assert re.search(r"rank 3 did not join: it was killed by SIGKILL.*; 2 go on", output) and "joined: rank 4" in output
 
 

@@ -71,6 +71,8 @@ def connect(store: MPI, new: int, port: str) -> None:
         problem: Any = None
         try:
             stage()
+            if pmix.is_lost(new):
+                raise ProcessLookupError(f"process {new} is lost")  # MPI may not have noticed
         except (progress.mpi.Exception, OSError) as error:
             problem = error
             _revoke(progress, made)  # others may wait in the middle for what this one does not send any more

@@ -1,6 +1,7 @@
 """A training whose processes end at chosen steps, while others join in their place."""
 
 import contextlib
+import ctypes
 import os
 import signal
 import sys
@@ -61,7 +62,7 @@ class Orders:
     """What is to happen to which process, in words ``number:moment:what``.
 
     A moment is a number of steps, or of a process that joins ``begin`` (before gp.prepare), ``ready`` (it waits to be
-    met) or ``met`` (MPI has connected it to the others), or of others ``meet``, ``meet+5`` (5 ms after it begins to
+    met), ``activate`` (MPI is about to use its connection to the others) or ``met`` (it has that), or of others ``meet``, ``meet+5`` (5 ms after it begins to
     meet a new one), ``connect`` (all that train meet it), ``connected`` (MPI has) or ``lost3`` (it hears that process 3
     is lost). What happens is an ``error``, a signal, ``sleep``, ``host`` (it waits until its host is lost), ``late`` (a
     second passes), ``stub`` (its stub under mpirun is killed) or, at the beginning, ``net``.
@@ -78,6 +79,10 @@ class Orders:
         addresses, connected = pmix.get_addresses, meeting._connected
         pmix.get_addresses = lambda *arguments: [joins() is None and self.at("connect"), addresses(*arguments)][1]
         meeting._connected = lambda *arguments: [connected(*arguments), self.at("connected")][0]
+        if "activate" in self._mine:
+            ctypes.CDLL(os.environ["ENDS_AT_ACTIVATE"], ctypes.RTLD_GLOBAL)
+        if "unwatched" in words:
+            meeting._end_if_held = lambda *_: None
         merged, tell, send = meeting._merged, pmix._tell_mpi, heartbeat.send
         heartbeat.send = lambda text: [send(text), text.startswith(heartbeat.READY) and self.at("ready")][0]
         meeting._merged = lambda *arguments, **named: [self.at("met"), merged(*arguments, **named)][1]

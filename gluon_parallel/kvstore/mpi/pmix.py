@@ -16,7 +16,7 @@ _LIBRARY = "libpmix.so.2"  # which Open MPI has loaded
 # Numbers of the PMIx standard
 _ACTION_COMPLETE, _LOST_CONNECTION, _LOST_SERVER, _ENDED = -334, -61, -101, -200
 _PROC_LOCAL, _GLOBAL = 7, 3  # a range: this process alone; a scope: all processes
-_BOOL, _STRING, _PROC = 1, 3, 22  # types of values
+_BOOL, _STRING, _INT, _PROC, _BYTES = 1, 3, 6, 22, 27  # types of values
 _KEY = b"gluon_parallel.addresses"
 _AGAIN = 0.2  # seconds after which MPI is told again of a loss
 
@@ -34,6 +34,15 @@ _ANSWER = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 
 class _Process(ctypes.Structure):
     _fields_ = (("job", ctypes.c_char * 256), ("rank", ctypes.c_uint32))
+
+
+class _Buffer(ctypes.Structure):
+    _fields_ = (
+        ("bytes", ctypes.c_void_p),
+        ("ends", ctypes.c_void_p * 2),
+        ("room", ctypes.c_size_t),
+        ("size", ctypes.c_size_t),
+    )
 
 
 def follow_launcher() -> None:
@@ -132,12 +141,18 @@ def _end_meeting(number: int, port: str) -> None:
 def _end_wait(library: ctypes.CDLL, port: str) -> None:
     """End the wait of MPI's Connect for a process that had opened that port and is lost: say something in its place.
 
-    Open MPI waits in a function of PMIx, for up to ten minutes. It gets text where it wants bytes, so it fails.
+    Open MPI waits in a function of PMIx, for up to ten minutes, in the process of rank 0. Where it searches for a number
+    of the communicator, it gets text in the place of bytes, so it fails. In the last step, it takes a failure for a
+    success, and sends nothing to the others, which would wait for it; so there it gets what it waits for.
     """
-    for key in ("nextcid:recv:0", "nextcid:recv:1", "nextcid:recv:2", "activate:recv:0"):
-        info = _info(library, f"{port}:{key}".encode(), b"it is lost", _STRING)
-        library.PMIx_Publish(info, ctypes.c_size_t(1))
-        library.PMIx_Info_free(info, ctypes.c_size_t(1))
+    one, buffer = ctypes.c_size_t(1), _Buffer()
+    library.PMIx_Data_pack(None, ctypes.byref(buffer), ctypes.byref(ctypes.c_int(1)), 1, ctypes.c_uint16(_INT))
+    said = {f"nextcid:recv:{number}": (b"it is lost", _STRING) for number in range(3)}
+    said["activate:recv:0"] = ctypes.byref((ctypes.c_size_t * 2)(buffer.bytes, buffer.size)), _BYTES
+    for key, (value, kind) in said.items():
+        info = _info(library, f"{port}:{key}".encode(), value, kind)
+        library.PMIx_Publish(info, one)
+        library.PMIx_Info_free(info, one)
 
 
 class _Value(ctypes.Structure):
