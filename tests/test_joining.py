@@ -153,7 +153,7 @@ int opal_pmix_base_exchange(const char *key, void *answer, int seconds)
 @needs_mpi
 @pytest.mark.slow
 def test_all_give_a_new_process_up_that_is_lost_just_before_its_connection_is_used(undisturbed, tmp_path, monkeypatch):
-    """Process 0 waits in MPI for an answer of the new one, and the other process waits for what process 0 sends then."""
+    """Process 0 waits in MPI for an answer of the new one, and the other process for what process 0 sends then."""
     source, library = tmp_path / "ends.c", tmp_path / "ends.so"
     source.write_text(ENDS_AT_ACTIVATE)
     subprocess.run([*build.compiler(), "-fPIC", "-shared", str(source), "-o", str(library)], check=True)

@@ -141,13 +141,13 @@ def _end_meeting(number: int, port: str) -> None:
 def _end_wait(library: ctypes.CDLL, port: str) -> None:
     """End the wait of MPI's Connect for a process that had opened that port and is lost: say something in its place.
 
-    Open MPI waits in a function of PMIx, for up to ten minutes, in the process of rank 0. Where it searches for a number
-    of the communicator, it gets text in the place of bytes, so it fails. In the last step, it takes a failure for a
-    success, and sends nothing to the others, which would wait for it; so there it gets what it waits for.
+    Process 0 waits there in a function of PMIx, for up to ten minutes. Where it searches for a number of the
+    communicator, it gets text in the place of bytes, so it fails. In the last step, it takes a failure for a success,
+    and sends nothing to the others, which would wait for it; so there it gets what it waits for.
     """
     one, buffer = ctypes.c_size_t(1), _Buffer()
     library.PMIx_Data_pack(None, ctypes.byref(buffer), ctypes.byref(ctypes.c_int(1)), 1, ctypes.c_uint16(_INT))
-    said = {f"nextcid:recv:{number}": (b"it is lost", _STRING) for number in range(3)}
+    said: dict[str, tuple[Any, int]] = {f"nextcid:recv:{number}": (b"it is lost", _STRING) for number in range(3)}
     said["activate:recv:0"] = ctypes.byref((ctypes.c_size_t * 2)(buffer.bytes, buffer.size)), _BYTES
     for key, (value, kind) in said.items():
         info = _info(library, f"{port}:{key}".encode(), value, kind)
