@@ -55,7 +55,7 @@ INSIDE = {
     ],
     "reduce": [["step_header", "update_order"], ["reducer"], ["hooked_sum", "shards"]],
     "kvstore": [
-        ["environment", "heartbeat", "protocols", "reserved_keys"],
+        ["environment", "launcher", "protocols", "reserved_keys"],
         ["flight_recorder", "state", "together"],
         ["work"],
         ["gathering"],

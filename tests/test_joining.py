@@ -22,7 +22,7 @@ from processes import MPIRUN, run_command
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.archive import Archive
-from gluon_parallel.kvstore import heartbeat
+from gluon_parallel.kvstore import launcher
 from gluon_parallel.kvstore.mpi import pmix
 from gluon_parallel.launch.host_list import HostList, ask
 from gluon_parallel.launch.joins import Joins
@@ -383,7 +383,7 @@ class Group:
         """The process that is needed now comes and joins."""
         self.begin(now)
         self.new.has_stub = True
-        self.say(self.new, heartbeat.JOINED, now)
+        self.say(self.new, launcher.JOINED, now)
 
 
 @pytest.fixture
@@ -404,9 +404,9 @@ def test_the_launcher_has_one_that_trains_start_a_new_one_and_tells_all_when_it_
     group.look(2.0)
     assert group.started[1:] == [("rank 2", "rank 3")]
     group.new.has_stub = True
-    group.say(group.new, heartbeat.READY + json.dumps({"port": "p"}), 3.0)
+    group.say(group.new, launcher.READY + json.dumps({"port": "p"}), 3.0)
     assert group.sent == [("rank 2", {"say": 'joins {"port": "p"}'})]
-    group.say(group.new, heartbeat.JOINED, 4.0)
+    group.say(group.new, launcher.JOINED, 4.0)
     assert [worker.name for worker in group.rest] == ["rank 2", "rank 3"] and not group.new.is_new
     group.begin(5.0)
     assert group.started[2:] == [("rank 2", "rank 4")] and group.place[1] == 0
@@ -446,7 +446,7 @@ def test_a_new_process_that_others_meet_when_one_of_them_is_lost_is_given_up(log
     group.workers[1].is_lost = True
     group.begin(0.0)
     group.new.has_stub = True
-    group.say(group.new, heartbeat.READY + "{}", 1.0)
+    group.say(group.new, launcher.READY + "{}", 1.0)
     for now, happens in sorted([(begins, "meets 3"), (2.0, "lost")]):
         if happens == "lost":
             group.workers[0].is_lost = True
@@ -464,13 +464,13 @@ def test_a_loss_before_the_others_meet_a_new_process_leaves_it_waiting(logs):
     group.workers[1].is_lost = True
     group.begin(0.0)
     group.new.has_stub = True
-    group.say(group.new, heartbeat.READY + "{}", 1.0)
+    group.say(group.new, launcher.READY + "{}", 1.0)
     group.workers[0].is_lost = True
     group.look(2.0)
     group.look(20.0)  # they are at a test of some minutes
     group.say(group.workers[2], "meets 3", 21.0)
     group.look(30.0)
-    group.say(group.new, heartbeat.JOINED, 31.0)
+    group.say(group.new, launcher.JOINED, 31.0)
     assert group.joins.joined == ["rank 3"]
 
 
@@ -481,7 +481,7 @@ def test_a_new_process_from_whose_host_nothing_comes_any_more_is_given_up(logs, 
     group.begin(0.0)
     group.new.has_stub = True
     if is_ready:
-        group.say(group.new, heartbeat.READY + "{}", 1.0)
+        group.say(group.new, launcher.READY + "{}", 1.0)
     group.look(10.0)
     group.is_heard = False
     group.look(50.0)
@@ -513,7 +513,7 @@ def test_a_place_whose_process_was_lost_soon_three_times_stays_empty_for_a_while
         group.begin(now)
         if len(group.started) > before:
             begun.append(now)
-            group.say(group.new, heartbeat.JOINED, now)
+            group.say(group.new, launcher.JOINED, now)
             group.new.is_lost = True
         now += 1.0
     pauses = np.diff(begun)
@@ -530,7 +530,7 @@ def test_processes_come_up_to_the_number_of_the_list_and_leave_where_it_has_fewe
     wants.hosts = [Host("localhost", 9)]
     group.begin(1.0)
     assert (group.new.name, group.place) == ("rank 2", ("localhost", 2, 9))
-    group.say(group.new, heartbeat.JOINED, 2.0)
+    group.say(group.new, launcher.JOINED, 2.0)
     group.begin(3.0)
     assert len(group.started) == 1  # no more than --max-processes
     wants.hosts = []
@@ -641,17 +641,17 @@ def test_the_wait_for_a_new_process_ends_if_it_is_lost_also_before_the_others_be
     monkeypatch.setattr(pmix, "_tell_mpi", lambda library, number: told.append(number))
     monkeypatch.setattr(pmix, "_AGAIN", 0.01)
     monkeypatch.setattr(pmix.ctypes, "CDLL", lambda name: types.SimpleNamespace(PMIx_Register_event_handler=print))
-    monkeypatch.setattr(pmix.heartbeat, "listen", hear.__setitem__)
+    monkeypatch.setattr(pmix.launcher, "listen", hear.__setitem__)
     pmix.follow_launcher()
     with pmix.met_at(3, "port"):
         if not is_lost:
             assert not ended and not told
-            hear[heartbeat.LOST]("3")
+            hear[launcher.LOST]("3")
         limit = time.monotonic() + 30
         while len(told) < 5 and time.monotonic() < limit:
             time.sleep(0.01)
         assert ended == ["port"] and told[:5] == [3] * 5
-    hear[heartbeat.LOST]("4")
+    hear[launcher.LOST]("4")
     assert ended == ["port"] and 4 in told
 
 

@@ -18,7 +18,7 @@ import gluon_parallel as gp
 from gluon_parallel import launch_engines as engines
 from gluon_parallel import store_table
 from gluon_parallel.commands.cli import main as run
-from gluon_parallel.kvstore import heartbeat
+from gluon_parallel.kvstore import launcher
 from gluon_parallel.launch import Failure, launching, worker
 from gluon_parallel.launch_engines import agent, hosts
 from gluon_parallel.launch_engines.hosts import Host
@@ -385,7 +385,7 @@ def test_what_follows_from_something_else_is_shown_in_two_lines_and_an_error_is_
     monkeypatch.setenv("GLUON_PARALLEL_RANK", "0")
     monkeypatch.setattr(worker, "end_at_once", lambda status: None)
     told = []
-    monkeypatch.setattr(heartbeat, "send", told.append)
+    monkeypatch.setattr(launcher, "send", told.append)
     before = signal.getsignal(signal.SIGINT)
 
     def main():

@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from gluon_parallel.kvstore import heartbeat
+from gluon_parallel.kvstore import launcher
 from gluon_parallel.kvstore.flight_recorder.report import SAID
 from gluon_parallel.launch.decisions import Decisions
 from gluon_parallel.launch.logs import Logs
@@ -47,7 +47,7 @@ class Group:
             self.ends_at[name] = min(self.now + waits, self.ends_at.get(name, 1e9))
         elif "signal" in message and name not in self.deaf:
             if message["signal"] == signal.SIGUSR1:
-                self.events.append((self.now, f"{name} says {heartbeat.WRITTEN}"))
+                self.events.append((self.now, f"{name} says {launcher.WRITTEN}"))
             else:
                 self.ends_at[name] = self.now + 1  # it saves
 
@@ -68,7 +68,7 @@ class Group:
         elif what == "stops":
             self.stopped.add(name)
         elif what == "says":
-            self.decisions.hear(name, {"heartbeat": rest})
+            self.decisions.hear(name, {"report": rest})
         elif what == "signalled":
             self.decisions.hear(name, {"signalled": int(rest)})
         elif what == "refused":
@@ -131,7 +131,7 @@ def all_say(text, ranks=(0, 1)):
     return [f"0 rank {rank} says {text}" for rank in ranks]
 
 
-ARRIVED, GO_ON, LISTEN = all_say("arrived"), all_say("goes on"), all_say(heartbeat.LISTENS)
+ARRIVED, GO_ON, LISTEN = all_say("arrived"), all_say("goes on"), all_say(launcher.LISTENS)
 THREE = {"workers": 3}
 # events, options, the failed member, the exit code, the message, the second at which it is seen
 FAILURES = {
@@ -261,7 +261,7 @@ def test_a_process_that_was_asked_to_leave_has_left_and_is_not_lost(tmp_path, ca
     made.decisions.joins = types.SimpleNamespace(leaving=[members["rank 1"]], hear=lambda *words: None)
     members["rank 1"].return_code = members["rank 2"].return_code = 0
     loss = json.dumps([[1, 2], 5, True, 2, 0.125])
-    made.decisions.hear("rank 0", {"heartbeat": f"goes on without {loss}"})
+    made.decisions.hear("rank 0", {"report": f"goes on without {loss}"})
     said = "lost in step 6: process 2; left after step 5: process 1; 2 go on after 0.12 s"
     assert said in capsys.readouterr().err
     assert made.decisions.lost() == ["rank 2"]
@@ -306,7 +306,7 @@ def test_the_others_go_on_without_a_process_that_is_lost_and_are_told_its_number
 
 
 def test_processes_that_are_lost_before_the_launcher_has_heard_the_others_end_nothing(group):
-    listen = all_say(heartbeat.LISTENS, range(4))
+    listen = all_say(launcher.LISTENS, range(4))
     ends = ["20 rank 2 exits 0", "20 rank 3 exits 0"]
     events = [*listen, "1 rank 0 exits -9", "1 rank 1 exits -9", *(f"9 rank {rank} says goes on" for rank in (2, 3))]
     done = group([*events, *ends], workers=4, min_processes=2)

@@ -24,7 +24,7 @@ from gluon_parallel.launch import decisions, group
 from gluon_parallel.launch.logs import Logs
 from gluon_parallel.launch_engines import LaunchEngine, agent
 
-HEARTBEAT = Path(group.__file__).parents[1] / "kvstore" / "heartbeat.py"
+LAUNCHER = Path(group.__file__).parents[1] / "kvstore" / "launcher.py"
 # What every script below begins with. Without -E it would find our packages, but 0.1 s later.
 PREAMBLE = f"""
 import os, signal, subprocess, sys, time
@@ -38,7 +38,7 @@ def rest():
     while True:
         time.sleep(0.05)  # a signal that comes right before one long sleep would be handled after it
 def send(text):
-    exec(open({str(HEARTBEAT)!r}).read(), globals())
+    exec(open({str(LAUNCHER)!r}).read(), globals())
     globals()["send"](text)
 """
 
@@ -277,7 +277,7 @@ def test_the_others_go_on_and_hear_whom_the_launcher_has_lost(run):
             time.sleep(0.5)  # until the launcher has heard the others
             os.kill(os.getppid(), signal.SIGKILL)  # the agent, with which the process ends
             rest()
-        exec(open({str(HEARTBEAT)!r}).read(), globals())
+        exec(open({str(LAUNCHER)!r}).read(), globals())
         heard, has_heard = [], threading.Event()
         listen(LOST, lambda number: [heard.append(number), has_heard.set()])
         has_heard.wait(60)

@@ -18,7 +18,7 @@ import pytest
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.errors import LOG, BatchMismatch, CheckpointError, NotFinite
-from gluon_parallel.kvstore import heartbeat
+from gluon_parallel.kvstore import launcher
 from gluon_parallel.training import stopping
 from gluon_parallel.training.prepare import progress
 from gluon_parallel.training.prepare.progress import LAG
@@ -127,17 +127,17 @@ def test_a_notice_and_what_the_training_prints_begin_on_lines_of_their_own(monke
 
 def test_a_launched_process_sends_its_progress_to_the_launcher_and_prints_a_line_a_minute(monkeypatch, capsys):
     sent: list = []
-    monkeypatch.setattr(heartbeat, "is_heard", lambda: True)
-    monkeypatch.setattr(heartbeat, "send", sent.append)
+    monkeypatch.setattr(launcher, "is_heard", lambda: True)
+    monkeypatch.setattr(launcher, "send", sent.append)
     show_progress()
-    bars = [text.removeprefix(heartbeat.BAR).strip() for text in sent if text.startswith(heartbeat.BAR)]
+    bars = [text.removeprefix(launcher.BAR).strip() for text in sent if text.startswith(launcher.BAR)]
     last = [*filter(None, bars)][-1]
     assert "epoch 7" in last and bars[-1] == ""
     assert re.search(r"loss 0\.2500, lr 0\.125, \d+ samples/s", last[: 79 - len("[0] ")]), last  # of 80 columns
     assert capsys.readouterr().err == ""
     sent.clear()
     show_progress(progress=False)
-    assert not [text for text in sent if text.startswith(heartbeat.BAR)]
+    assert not [text for text in sent if text.startswith(launcher.BAR)]
 
 
 def test_where_there_is_no_terminal_a_long_epoch_prints_a_line_every_minute(monkeypatch, capsys):
@@ -362,7 +362,7 @@ def test_an_interrupt_waits_for_the_update_and_the_pass_is_not_continued_with_ba
 @pytest.mark.parametrize(("is_main", "is_heard"), [(True, False), (False, True), (False, False)])
 def test_where_process_0_alone_stops_others_leave_it_to_the_launcher_or_end_at_sigterm(monkeypatch, is_main, is_heard):
     before, killed = signal.getsignal(signal.SIGTERM), []
-    monkeypatch.setattr(stopping.heartbeat, "is_heard", lambda: is_heard)
+    monkeypatch.setattr(stopping.launcher, "is_heard", lambda: is_heard)
     with stopping.postponed(lambda: is_main, only_main=True), monkeypatch.context() as patched:
         patched.setattr(os, "kill", lambda process, number: killed.append((number, signal.getsignal(number))))
         signal.raise_signal(signal.SIGTERM)

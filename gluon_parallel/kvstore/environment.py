@@ -75,7 +75,7 @@ _STARTERS = (
 
 # What tells launches apart, beside the numbers of processes and ranks
 _LAUNCHES = ("PMIX_NAMESPACE", "PMI_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT",
-           "HOROVOD_GLOO_RENDEZVOUS_PORT", "GLUON_PARALLEL_HEARTBEAT")  # fmt: skip
+           "HOROVOD_GLOO_RENDEZVOUS_PORT", "GLUON_PARALLEL_REPORTS")  # fmt: skip
 _TAKEN = "GLUON_PARALLEL_TAKEN"  # number of the process that has taken its rank in the group, and of which launch
 ALONE = "A fork of a process of a group, or a program that it starts, is alone: create the store 'device' there"
 

@@ -7,7 +7,7 @@ from typing import Any
 from ..errors import StoreUnavailable
 from ..mxnet.compat import mx
 from ..store_table import STORES, load
-from . import heartbeat, separate_training
+from . import launcher, separate_training
 from .contract import is_ours
 from .environment import ALONE, store_name, taken_by, taking_rank
 from .servers import Servers, the_store
@@ -68,7 +68,7 @@ def create(name: str = "local") -> Any:
     if not connects_processes(name):
         return separate_training.note_store(_create_in_mxnet(name))
     with taking_rank():
-        heartbeat.send(heartbeat.ARRIVED)
+        launcher.send(launcher.ARRIVED)
         if not over_servers:
             store = load(STORES[name.lower()].made_by)()
         else:

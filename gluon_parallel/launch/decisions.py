@@ -8,7 +8,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Optional
 
-from ..kvstore import heartbeat
+from ..kvstore import launcher
 from ..kvstore.environment import PATIENCE, SILENT
 from ..kvstore.flight_recorder.report import SAID
 from .ending import Ending
@@ -101,27 +101,27 @@ class Decisions:
         """A message of a member's agent."""
         member = self.members[name]
         member.hear(message, self._now)
-        text = message.get("heartbeat", "")
+        text = message.get("report", "")
         if self.joins is not None and text:
             self.joins.hear(member, text, self._now, self._rest)
         if "lines" in message:
             # After a failure, which is named already, the terminal shows no flight recorder; after Ctrl-C it does.
             unseen = SAID if self.failure is not None and self.failure.member else None
             self.logs.write(name, message["lines"], message["stream"], unseen)
-        elif text.startswith(heartbeat.RAISED):
-            self.raised.append(f"{name}: {text.removeprefix(heartbeat.RAISED)}")
-        elif text.startswith(heartbeat.BAR):
-            self.logs.show_bar(name, text.removeprefix(heartbeat.BAR))
-        elif text == heartbeat.WRITTEN:
+        elif text.startswith(launcher.RAISED):
+            self.raised.append(f"{name}: {text.removeprefix(launcher.RAISED)}")
+        elif text.startswith(launcher.BAR):
+            self.logs.show_bar(name, text.removeprefix(launcher.BAR))
+        elif text == launcher.WRITTEN:
             self.ending.note_written(member)
-        elif text == heartbeat.ENDS:
+        elif text == launcher.ENDS:
             self._programs_done = self._programs_done or self._now
-        elif text.startswith(heartbeat.WAITS_FOR):
+        elif text.startswith(launcher.WAITS_FOR):
             self._waited = self._waited or self._now
-        elif text.startswith(heartbeat.LEFT_OUT):
-            self._note_left_out(*json.loads(text.removeprefix(heartbeat.LEFT_OUT)))
-        elif text.startswith(heartbeat.SAYS):
-            self.logs.say(text.removeprefix(heartbeat.SAYS), [other.name for other in self.workers])
+        elif text.startswith(launcher.LEFT_OUT):
+            self._note_left_out(*json.loads(text.removeprefix(launcher.LEFT_OUT)))
+        elif text.startswith(launcher.SAYS):
+            self.logs.say(text.removeprefix(launcher.SAYS), [other.name for other in self.workers])
         elif "refused" in message and member.is_new:
             member.return_code = 127
         elif "refused" in message:
@@ -132,11 +132,11 @@ class Decisions:
                 self._exited(member)
 
     def _note_left_out(self, gone: Sequence[int], step: int, in_step: bool, num_left: int, seconds: float) -> None:
-        """The others go on without these for good; see :func:`.heartbeat.left_out`."""
+        """The others go on without these for good; see :func:`.launcher.left_out`."""
         members = {number: self.members[f"rank {number}"] for number in gone}
         leaving = [] if self.joins is None else self.joins.leaving
         asked = [number for number in gone if members[number] in leaving]
-        text = heartbeat.left_out(gone, step, in_step, num_left, seconds, asked)
+        text = launcher.left_out(gone, step, in_step, num_left, seconds, asked)
         self.logs.say(text, [worker.name for worker in self.workers])
         for member in members.values():
             member.left_out = True
@@ -162,7 +162,7 @@ class Decisions:
         if self.joins is not None and member in self.joins.leaving and member.return_code == 0 and not member.is_lost:
             member.is_lost = True
             for other in self._rest:
-                self.ending.send(other, say=heartbeat.LOST + member.name.partition(" ")[2])
+                self.ending.send(other, say=launcher.LOST + member.name.partition(" ")[2])
         elif member.left_out and member.return_code == 0 and not member.is_lost:
             self._lose(member, f"{member} {_ENDED_EARLY}", 1)
 
@@ -373,7 +373,7 @@ class Decisions:
                 self.logs.say(f"{loss.message}\n    {len(others)} of {len(self.workers)} processes go on without it",
                               [other.name for other in (*others, member)])  # fmt: skip
                 for other in others:
-                    self.ending.send(other, say=heartbeat.LOST + member.name.partition(" ")[2])
+                    self.ending.send(other, say=launcher.LOST + member.name.partition(" ")[2])
         elif self._losses and self._now - self._losses[0][0] > self.silence:
             self._fail_by_loss()
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Callable, Optional
 
-from ..kvstore import heartbeat
+from ..kvstore import launcher
 from ..kvstore.environment import SILENT
 from ..launch_engines.hosts import Host, place
 from .host_list import HostList
@@ -171,7 +171,7 @@ class Joins:
         slots = sum(one.slots for one in hosts if one.name == host)
         has = f"has {slots} processes on {host}" if slots else f"does not name {host} any more"
         self._say(f"{member.name} leaves after its step: the list {has}", rest)
-        self._send(member, say=heartbeat.LEAVES)
+        self._send(member, say=launcher.LEAVES)
 
     def _begin(self, free: Place, hosts: Sequence[Host], now: float) -> None:
         slots = next(host.slots for host in hosts if host.name == free.host)
@@ -244,19 +244,19 @@ class Joins:
         if joiner is None:
             return
         new = joiner.member
-        if member is new and text.startswith(heartbeat.READY) and not joiner.is_ready:
+        if member is new and text.startswith(launcher.READY) and not joiner.is_ready:
             joiner.is_ready, joiner.num_rest = True, len(rest)
             for other in rest:
-                self._send(other, say=heartbeat.JOINS + text[len(heartbeat.READY) :])
-        elif member is new and text == heartbeat.JOINED:
+                self._send(other, say=launcher.JOINS + text[len(launcher.READY) :])
+        elif member is new and text == launcher.JOINED:
             self._joiner, joiner.place.member, joiner.place.joined = None, new, now
             new.is_new = False
             self._workers.append(new)
             self.joined.append(new.name)
-        elif text == f"{heartbeat.MEETS}{new.name.removeprefix('rank ')}":
+        elif text == f"{launcher.MEETS}{new.name.removeprefix('rank ')}":
             joiner.met_at = min(joiner.met_at, now)
-        elif text.startswith(heartbeat.REFUSED):
-            number, _, why = text[len(heartbeat.REFUSED) :].partition(" ")
+        elif text.startswith(launcher.REFUSED):
+            number, _, why = text[len(launcher.REFUSED) :].partition(" ")
             if new.name == f"rank {number}":
                 self.fail(why, now, rest)
 
@@ -272,7 +272,7 @@ class Joins:
             self._vacant.insert(0, new)
         self._say(f"{new.name} did not join: {why}; {len(rest)} go on", [*rest, new])
         for other in rest:  # those that are about to meet it
-            self._send(other, say=heartbeat.LOST + new.name.partition(" ")[2])
+            self._send(other, say=launcher.LOST + new.name.partition(" ")[2])
         joiner.place.member, joiner.place.joined = new, now
 
     def end(self) -> None:
@@ -288,4 +288,4 @@ class Joins:
 
 def start_message(number: int, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> str:
     """What a process is told that shall start a new one."""
-    return heartbeat.STARTS + json.dumps({"number": number, "argv": [*argv], "env": dict(env), "cwd": cwd})
+    return launcher.STARTS + json.dumps({"number": number, "argv": [*argv], "env": dict(env), "cwd": cwd})

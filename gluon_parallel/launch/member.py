@@ -5,7 +5,7 @@ import signal
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
-from ..kvstore import heartbeat
+from ..kvstore import launcher
 
 
 class Member:
@@ -41,7 +41,7 @@ class Member:
     def hear(self, message: Mapping[str, Any], now: float) -> None:
         """Note what its agent says, or its process through the agent."""
         self.heard = now
-        text = message.get("heartbeat", "")
+        text = message.get("report", "")
         if "started" in message:
             self.process = message["started"]
         elif "beat" in message:
@@ -52,17 +52,17 @@ class Member:
             self.return_code = message["exited"]
         elif "ended" in message:
             self.gone = True
-        elif text == heartbeat.ARRIVED:
+        elif text == launcher.ARRIVED:
             self.arrived = now if self.arrived is None else self.arrived
-        elif text == heartbeat.LISTENS:
+        elif text == launcher.LISTENS:
             self.records = True
-        elif text in (heartbeat.LOST_ANOTHER, heartbeat.WAS_DONE):
-            self.lost_another, self.was_done = True, text == heartbeat.WAS_DONE
-        elif text == heartbeat.GOES_ON:
+        elif text in (launcher.LOST_ANOTHER, launcher.WAS_DONE):
+            self.lost_another, self.was_done = True, text == launcher.WAS_DONE
+        elif text == launcher.GOES_ON:
             self.goes_on = True
-        elif text.startswith(heartbeat.WAITS_FOR):
-            self.waits_for = {f"rank {number}" for number in text.removeprefix(heartbeat.WAITS_FOR).split()}
-        elif text.startswith(heartbeat.ASKED):
+        elif text.startswith(launcher.WAITS_FOR):
+            self.waits_for = {f"rank {number}" for number in text.removeprefix(launcher.WAITS_FOR).split()}
+        elif text.startswith(launcher.ASKED):
             self.signalled = self.signalled or (now, int(text.rpartition(" ")[2]))
 
     def __str__(self) -> str:

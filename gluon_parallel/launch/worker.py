@@ -51,9 +51,9 @@ def run(main):
     except BaseException as error:
         stopped = isinstance(error, KeyboardInterrupt)
         if type(error).__name__ == "WorkerLost":
-            heartbeat, stopping = map(sys.modules.get, ("gluon_parallel.kvstore.heartbeat", _STOPPING))
-            if heartbeat is not None:
-                heartbeat.send(heartbeat.LOST_ANOTHER)
+            launcher, stopping = map(sys.modules.get, ("gluon_parallel.kvstore.launcher", _STOPPING))
+            if launcher is not None:
+                launcher.send(launcher.LOST_ANOTHER)
             if stopping is not None and stopping.requested() is not None:
                 interrupts.append(stopping.requested())
         location = _location(error)
@@ -78,9 +78,9 @@ def run(main):
 
 def _tell(error):
     """Tell the launcher the error that this process ends by."""
-    heartbeat = sys.modules.get("gluon_parallel.kvstore.heartbeat")
-    if heartbeat is not None:
-        heartbeat.send(heartbeat.RAISED + error)
+    launcher = sys.modules.get("gluon_parallel.kvstore.launcher")
+    if launcher is not None:
+        launcher.send(launcher.RAISED + error)
 
 
 def _in_a_line(error):

@@ -20,7 +20,7 @@ import time
 ADDRESS, TOKEN, MEMBER = (f"GLUON_PARALLEL_AGENT_{name}" for name in ("ADDRESS", "TOKEN", "MEMBER"))
 IGNORED = "GLUON_PARALLEL_AGENT_IGNORED"  # numbers of the signals that the launcher was started to ignore
 # The socket into which the process reports: its number and inode, and the number of the agent's process
-HEARTBEAT = "GLUON_PARALLEL_HEARTBEAT"
+REPORTS = "GLUON_PARALLEL_REPORTS"
 BLOCKED = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # signals that what starts the agents does not get
 APART = "apart"  # argument of an agent that outlives what has started it
 STUB = "stub"  # argument of what mpirun starts in the place of a process that runs beside it, see `Stub`
@@ -227,7 +227,7 @@ class Agent:
 
         try:
             self.process = subprocess.Popen(
-                argv, cwd=cwd, env={**os.environ, **env, HEARTBEAT: name}, stdin=subprocess.DEVNULL,
+                argv, cwd=cwd, env={**os.environ, **env, REPORTS: name}, stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, pass_fds=[theirs.fileno()],
                 preexec_fn=die_with_the_agent,  # safe: this process has one thread
             )  # fmt: skip
@@ -338,7 +338,7 @@ class Agent:
             text = [line.decode("utf-8", "surrogateescape") for line in lines]
             if name == 0:
                 for line in text:
-                    self.tell(heartbeat=line)
+                    self.tell(report=line)
             else:
                 self.tell(stream=name, lines=text)
 

@@ -6,7 +6,7 @@ import functools
 import time
 from typing import Any, Callable, Optional
 
-from ..kvstore import heartbeat
+from ..kvstore import launcher
 from ..mxnet.compat import mx
 from . import meeting, newcomers
 from .progress import Progress
@@ -59,7 +59,7 @@ class Joining:
         if new.number in self._store.ranks and self._store.rank == 0:
             num, seconds = self._store.num_workers, time.monotonic() - began
             text = f"joined after step {self._progress.num_steps}: process {new.number} on {new.host}; {num} go on "
-            heartbeat.send(f"{heartbeat.SAYS}{text}after {seconds:.2f} s")
+            launcher.send(f"{launcher.SAYS}{text}after {seconds:.2f} s")
 
     def join(self) -> None:
         """In a new process: wait for those that train, and go on where they are."""
@@ -68,5 +68,5 @@ class Joining:
             self._regroup(self._newcomers.accept)
         except Exception as error:
             newcomers.leave(error)
-        heartbeat.send(heartbeat.GOES_ON)
-        heartbeat.send(heartbeat.JOINED)
+        launcher.send(launcher.GOES_ON)
+        launcher.send(launcher.JOINED)

@@ -17,7 +17,7 @@ from typing import Any, Callable
 import numpy as np
 
 from ..errors import WorkerLost
-from ..kvstore import heartbeat
+from ..kvstore import launcher
 from ..kvstore.flight_recorder import RECORDER
 from ..kvstore.mpi import pmix, startup
 from ..kvstore.mpi.progress_engine import ProgressEngine
@@ -134,8 +134,8 @@ def _end_if_held(has_ended: threading.Event, agrees: threading.Event, progress: 
             threading.Thread(target=progress.comm.Revoke, daemon=True).start()  # it must not hold this thread, too
         # While it agrees, it waits for another one that MPI does not let go.
         if held > _LETS_GO + _APART * progress.rank and not agrees.is_set():
-            heartbeat.send(
-                f"{heartbeat.SAYS}{progress.name} ends, so that the others go on: MPI has not come back from the "
+            launcher.send(
+                f"{launcher.SAYS}{progress.name} ends, so that the others go on: MPI has not come back from the "
                 f"meeting with process {new} for {now - began:.0f} s"
             )
             os.kill(os.getpid(), signal.SIGKILL)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Optional
 
 from ..errors import LOG
 from ..forks import end_at_once
-from ..kvstore import heartbeat
+from ..kvstore import launcher
 from ..kvstore.handshake import version
 from ..kvstore.mpi import pmix
 from ..mxnet.blocks import parameters_by_structure
@@ -87,9 +87,9 @@ class Newcomers:
         self._net, self._trainer, self._store = net, trainer, store
         self._heard: collections.deque[Newcomer] = collections.deque()
         self.leaves = False  # whether this process shall end after its step
-        heartbeat.listen(heartbeat.STARTS, _start)
-        heartbeat.listen(heartbeat.LEAVES, self._leave)
-        heartbeat.listen(heartbeat.JOINS, lambda text: self._heard.append(Newcomer(**json.loads(text))))
+        launcher.listen(launcher.STARTS, _start)
+        launcher.listen(launcher.LEAVES, self._leave)
+        launcher.listen(launcher.JOINS, lambda text: self._heard.append(Newcomer(**json.loads(text))))
 
     def _leave(self, _: str) -> None:
         self.leaves = True
@@ -115,14 +115,14 @@ class Newcomers:
         found = difference(description(self._net, self._trainer), new.says)
         if found:
             raise Differs(found)
-        heartbeat.send(f"{heartbeat.MEETS}{new.number}")
+        launcher.send(f"{launcher.MEETS}{new.number}")
         pmix.process_names[new.number] = new.job, 0  # so that MPI hears from the launcher if it is lost meanwhile
         meeting.connect(self._store, new.number, new.port)
 
     def refuse(self, new: Newcomer, why: Any) -> None:
         """Have the launcher end a new process that has not joined."""
         if self._store.rank == 0:
-            heartbeat.send(f"{heartbeat.REFUSED}{new.number} {why}")
+            launcher.send(f"{launcher.REFUSED}{new.number} {why}")
 
     def accept(self) -> None:
         """In a new process: tell the launcher that it can be met, and wait for the others."""
@@ -132,7 +132,7 @@ class Newcomers:
 
         def say() -> None:
             time.sleep(_ACCEPTS)  # else the others would look for a port that nobody has made known
-            heartbeat.send(heartbeat.READY + json.dumps(new._asdict()))
+            launcher.send(launcher.READY + json.dumps(new._asdict()))
 
         threading.Thread(target=say, name="gluon_parallel.ready", daemon=True).start()
         meeting.accept(self._store, port)
@@ -158,6 +158,6 @@ def _start(text: str) -> None:
         try:
             pmix.spawn(order["argv"], order["env"], order["cwd"])
         except OSError as error:
-            heartbeat.send(f"{heartbeat.REFUSED}{order['number']} {error}")
+            launcher.send(f"{launcher.REFUSED}{order['number']} {error}")
 
     threading.Thread(target=spawn, name="gluon_parallel.spawn", daemon=True).start()

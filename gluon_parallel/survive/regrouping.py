@@ -12,7 +12,7 @@ import numpy as np
 
 from .. import kvstore
 from ..errors import LOG
-from ..kvstore import heartbeat
+from ..kvstore import launcher
 from ..mxnet.compat import mx
 from ..mxnet.engine.failures import drop_tracebacks
 from ..nn.sync_batch_norm.join import end_abandoned_steps
@@ -99,7 +99,7 @@ class Regrouper:
         """One line per loss, in the logs of all processes and on the launcher's terminal."""
         _, step, in_step = rows[rows[:, 0].argmin()]
         loss = ([*lost], int(step), bool(in_step), self._store.num_workers, seconds)
-        if not heartbeat.is_heard():
-            LOG.warning(f"gluon_parallel: {heartbeat.left_out(*loss)}")
+        if not launcher.is_heard():
+            LOG.warning(f"gluon_parallel: {launcher.left_out(*loss)}")
         elif self._store.rank == 0:
-            heartbeat.send(heartbeat.LEFT_OUT + json.dumps(loss))
+            launcher.send(launcher.LEFT_OUT + json.dumps(loss))

@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import kvstore
 from ..errors import GradientUnavailable
-from ..kvstore import heartbeat
+from ..kvstore import launcher
 from ..kvstore.collective import gather
 from ..kvstore.protocols import Regrouping, offers
 from ..kvstore.together import REPETITIONS
@@ -82,7 +82,7 @@ class Survival:
             self._joining = Joining(net, trainer, store, self.progress, meet)
             loaders[0].between = functools.partial(self._between_steps, loaders[0].between)
         if self._survives and kvstore.joins() is None:
-            heartbeat.send(heartbeat.GOES_ON)
+            launcher.send(launcher.GOES_ON)
 
     @property
     def num_steps(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Callable, Optional
 
 from ..forks import signals_handled
-from ..kvstore import heartbeat
+from ..kvstore import launcher
 from ..kvstore.reserved_keys import STOP
 from ..mxnet.trainers import has_made_store
 from ..reduce.step_header import StepHeader, header_of
@@ -72,16 +72,16 @@ def postponed(is_main: Callable[[], bool], only_main: bool = False) -> Iterator[
 
     def note(number: int, _frame: Any) -> None:
         global _signal
-        if only_main and number != signal.SIGINT and not is_main() and not heartbeat.is_heard():
+        if only_main and number != signal.SIGINT and not is_main() and not launcher.is_heard():
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         if _signal is not None:
             # The launcher passes on a signal that may have come to all; a second Ctrl-C is the launcher's.
-            if is_main() and number == signal.SIGINT and not heartbeat.is_heard():
+            if is_main() and number == signal.SIGINT and not launcher.is_heard():
                 raise KeyboardInterrupt
             return
         _signal = number
-        heartbeat.send(f"{heartbeat.ASKED}{number}")
+        launcher.send(f"{launcher.ASKED}{number}")
         if is_main():  # not print(): the signal may have come in the middle of one, and a second one is refused then
             hint = b"; Ctrl-C once more stops at once" if number == signal.SIGINT else b""
             with contextlib.suppress(OSError):  # SIGHUP: the terminal is gone

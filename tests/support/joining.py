@@ -13,7 +13,7 @@ import numpy as np
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.kvstore import heartbeat
+from gluon_parallel.kvstore import launcher
 from gluon_parallel.kvstore.environment import joins
 from gluon_parallel.kvstore.mpi import pmix
 from gluon_parallel.survive import meeting
@@ -84,8 +84,8 @@ class Orders:
             ctypes.CDLL(os.environ["ENDS_AT_ACTIVATE"], ctypes.RTLD_GLOBAL)
         if "unwatched" in words:
             meeting._end_if_held = lambda *_: None
-        merged, tell, send = meeting._merged, pmix._tell_mpi, heartbeat.send
-        heartbeat.send = lambda text: [send(text), text.startswith(heartbeat.READY) and self.at("ready")][0]
+        merged, tell, send = meeting._merged, pmix._tell_mpi, launcher.send
+        launcher.send = lambda text: [send(text), text.startswith(launcher.READY) and self.at("ready")][0]
         meeting._merged = lambda *arguments, **named: [self.at("met"), merged(*arguments, **named)][1]
         pmix._tell_mpi = lambda library, number: [self.at(f"lost{number}"), tell(library, number)][1]
 

@@ -12,7 +12,7 @@ import simulated_hosts
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.kvstore import heartbeat
+from gluon_parallel.kvstore import launcher
 from gluon_parallel.mxnet.engine.failures import drop_tracebacks
 from gluon_parallel.nn.sync_batch_norm.participants import drain
 from gluon_parallel.survive.regrouping import has_failed
@@ -48,7 +48,7 @@ def main():
     simulated_hosts.simulate()
     store, keys = gp.kvstore.create("mpi"), list(range(5))
     store.broadcast(keys, [mx.nd.zeros(100_000)] * 5, [mx.nd.zeros(100_000) for _ in keys])
-    heartbeat.send(heartbeat.GOES_ON)
+    launcher.send(launcher.GOES_ON)
     number = store.rank
     for last in (6, 1, 7, 2, 8, 3, 9, 4, 10, 5):
         lose(store, keys, number == last)

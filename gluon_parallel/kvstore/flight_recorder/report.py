@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ...errors import LOG, WorkerLost
 from ...forks import undo_in_forks
 from ...native.records import C
-from .. import heartbeat
+from .. import launcher
 from ..environment import LAUNCH_FOLDER
 from . import stack
 from .ring import RECORDER, Entry, Name, read
@@ -266,7 +266,7 @@ def start(rank: int, size: int, progress: Any = None) -> None:
         threading.Thread(target=_read, args=(reading,), name="gluon_parallel.flight_recorder", daemon=True).start()
     signal.siginterrupt(signal.SIGUSR1, False)  # no system call of another library fails because of it
     undo_in_forks(lambda: _leave(writing if before == -1 else None))
-    heartbeat.send(heartbeat.LISTENS)
+    launcher.send(launcher.LISTENS)
 
 
 def _handle(*_: Any) -> None:
@@ -274,7 +274,7 @@ def _handle(*_: Any) -> None:
     if getattr(RECORDER.progress, "failure", None) is None:  # else the error of the exchanges has said so
         LOG.warning(f"{SAID}{written}")
     LOG.warning(f"{SAID}the main thread is at {stack.of_this_process()}")
-    heartbeat.send(heartbeat.WRITTEN)
+    launcher.send(launcher.WRITTEN)
 
 
 def _handle_elsewhere(*_: Any) -> None:

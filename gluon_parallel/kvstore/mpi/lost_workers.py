@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from ...native.records import C
-from .. import flight_recorder, heartbeat
+from .. import flight_recorder, launcher
 from ..environment import MIN_PROCESSES, PATIENCE, SILENT
 from ..flight_recorder.stack import of_this_process
 from ..work import gave_up
@@ -200,7 +200,7 @@ class LostWorkers:
 
     def _report(self, missing: Iterable[int]) -> None:
         """Tell the launcher for which processes this one waits in vain."""
-        heartbeat.send(heartbeat.WAITS_FOR + " ".join(map(str, self._names(missing))))
+        launcher.send(launcher.WAITS_FOR + " ".join(map(str, self._names(missing))))
 
     def _ask(self, waiting: Sequence[Any], now: float) -> None:
         """Ask those for which somebody waits here how far they have come: soon at first, then less often."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Optional
 
-from .. import heartbeat
+from .. import launcher
 
 _LIBRARY = "libpmix.so.2"  # which Open MPI has loaded
 # Numbers of the PMIx standard
@@ -67,7 +67,7 @@ def follow_launcher() -> None:
         if (port := _ports.get(number)) is not None:
             _end_meeting(number, port)
 
-    heartbeat.listen(heartbeat.LOST, note_loss)
+    launcher.listen(launcher.LOST, note_loss)
 
 
 @_HANDLER

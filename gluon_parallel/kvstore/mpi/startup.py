@@ -21,7 +21,7 @@ from ...mxnet.compat import environment, mx
 from ...mxnet.engine import settle
 from ...mxnet.engine.failures import is_reported
 from ...native import ends_within, repair_open_mpi
-from .. import flight_recorder, heartbeat
+from .. import flight_recorder, launcher
 from ..environment import ALONE, LIMIT, MAX_PROCESSES, MIN_PROCESSES, PATIENCE, default_timeout, joins, refuse_if_alone
 from ..handshake import SAME_VERSIONS, differ, spelled, version, words_of
 from ..work import leave_without_waiting
@@ -285,14 +285,14 @@ def _leave() -> None:
         if was_done and progress.failure is None:
             end_at_once(0)  # a process was lost that, like this one, was done
     if progress.failure is None and not reason and not missing:
-        heartbeat.send(heartbeat.ENDS)
+        launcher.send(launcher.ENDS)
         # After a loss it may wait for ever, and those that have joined are of another world.
         if not MPI.Is_finalized() and isinstance(progress.ranks, range):
             with ends_within(progress.timeout, f"gluon_parallel: {_UNFINISHED.format(progress)}"):
                 MPI.Finalize()
         return
     if was_done and progress.failure is not None:
-        heartbeat.send(heartbeat.WAS_DONE)  # another process failed later, and says why
+        launcher.send(launcher.WAS_DONE)  # another process failed later, and says why
     elif was_done:
         others = ", ".join(str(progress.ranks[rank]) for rank in missing)
         limit = f"{PATIENCE * progress.timeout:g} s"

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from ...archive import described, refuse_differences
 from ...errors import LOG, CheckpointError
-from ...kvstore import heartbeat
+from ...kvstore import launcher
 from ...kvstore.environment import launched_group
 from ...mxnet.compat import mx
 from ...mxnet.compat.array_types import as_legacy
@@ -40,7 +40,7 @@ class _Launcher:
     """The launcher's terminal, as a file that a bar is written to."""
 
     def write(self, text: str) -> None:
-        heartbeat.send(heartbeat.BAR + text.strip())
+        launcher.send(launcher.BAR + text.strip())
 
     def flush(self) -> None:
         """Nothing: it is sent at once."""
@@ -63,7 +63,7 @@ class Bar:
         kind, is_notebook = _kind_of_bar()
         is_terminal = sys.stderr is not None and sys.stderr.isatty()  # None: it was closed when Python began
         is_drawn = is_terminal or (is_notebook and launched_group() is None)
-        of_launcher = {"file": _Launcher(), "mininterval": 0.5} if not is_drawn and heartbeat.is_heard() else {}
+        of_launcher = {"file": _Launcher(), "mininterval": 0.5} if not is_drawn and launcher.is_heard() else {}
         self._bar = (tqdm if of_launcher else kind)(
             desc=f"epoch {epoch}", total=total, initial=done, unit="step", leave=False,
             bar_format=None if total is None else _FORMAT,

@@ -27,7 +27,7 @@ LEAVES = "leaves"  # is heard by a process that shall end after its step
 JOINED = "has joined"  # is sent by a new process that has the state of the others
 REFUSED = "cannot be joined by "  # is sent, with its number and why, by a process that it could not join
 # Number and inode of an open socket, and the number of the process that has the other end: the launcher's agent
-_VARIABLE = "GLUON_PARALLEL_HEARTBEAT"
+_VARIABLE = "GLUON_PARALLEL_REPORTS"
 
 
 def send(text: str) -> None:
