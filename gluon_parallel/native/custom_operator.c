@@ -139,9 +139,9 @@ static void run_forward(State *op, _Bool is_training)
             op->mean[c] = message[1 + c];
             op->variance[c] = message[1 + channels + c] / (op->count > 1 ? op->count : 1);
         }
-        run(op, op->count > 0 ? steps->take_batch : steps->take_running); /* 0: all processes are without samples */
+        run(op, op->count > 0 ? steps->use_batch : steps->use_running); /* 0: all processes are without samples */
     } else {
-        run(op, steps->take_running);
+        run(op, steps->use_running);
     }
     for (int64_t c = 0; c < channels; c++)
         op->rstd[c] = 1 / sqrt(op->variance[c] + op->epsilon);

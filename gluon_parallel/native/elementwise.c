@@ -29,7 +29,7 @@ static void close_in_memory(State *op)
     (void)op; /* kernels on memory hold no handles */
 }
 
-static void take_batch(State *op)
+static void use_batch(State *op)
 {
     REAL *running_mean = op->running_mean, *running_variance = op->running_variance;
     double old = op->momentum, new = 1 - op->momentum;
@@ -39,7 +39,7 @@ static void take_batch(State *op)
     }
 }
 
-static void take_running(State *op)
+static void use_running(State *op)
 {
     const REAL *running_mean = op->running_mean, *running_variance = op->running_variance;
     for (int64_t c = 0; c < op->channels; c++) {
@@ -154,5 +154,5 @@ static void gradient(State *op)
     op->adds ? gradient_all(op, 1) : gradient_all(op, 0);
 }
 
-const Arithmetic PER_TYPE(arithmetic) = {open_in_memory, PER_TYPE(measure), take_batch, take_running,
+const Arithmetic PER_TYPE(arithmetic) = {open_in_memory, PER_TYPE(measure), use_batch, use_running,
                                          normalise,      PER_TYPE(sums),    gradient,   close_in_memory};

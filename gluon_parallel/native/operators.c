@@ -134,7 +134,7 @@ static void measure(State *op)
 }
 
 /* Fills the rows of `BATCH_ROWS` in `operator_graphs.py` but the first, in their order. */
-static void take_batch(State *op)
+static void use_batch(State *op)
 {
     int64_t channels = op->channels;
     double *mean = op->mean, *variance = op->variance, *staging = op->staging;
@@ -151,7 +151,7 @@ static void take_batch(State *op)
     run(op, UPDATE_RUNNING, 2, (void *[]){op->running_mean, op->running_variance});
 }
 
-static void take_running(State *op)
+static void use_running(State *op)
 {
     op->centred = op->x;
     op->origin = op->batch_mean;
@@ -211,7 +211,7 @@ static void gradient(State *op)
 
 EXPORT const Arithmetic *gp_arithmetic_of_operators(void)
 {
-    static const Arithmetic arithmetic = {open_operators, measure, take_batch, take_running,
+    static const Arithmetic arithmetic = {open_operators, measure, use_batch, use_running,
                                           normalise,      sums,    gradient,   close_operators};
     return &arithmetic;
 }

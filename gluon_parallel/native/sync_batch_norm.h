@@ -18,8 +18,8 @@ typedef struct Counter {
 typedef struct Arithmetic {
     void (*open)(struct State *);         /* at the beginning of a pass */
     void (*measure)(struct State *);      /* the message becomes the shard's moments, (1 + 2C,) */
-    void (*take_batch)(struct State *);   /* use the batch's mean and variance; update the running statistics by them */
-    void (*take_running)(struct State *); /* use the running statistics as they are now */
+    void (*use_batch)(struct State *);    /* use the batch's mean and variance; update the running statistics by them */
+    void (*use_running)(struct State *);  /* use the running statistics as they are now */
     void (*normalise)(struct State *);    /* y = (x - mean) * rstd * gamma + beta */
     void (*sums)(struct State *);         /* dgamma and dbeta of this shard; the message becomes (2C,): sum dy,
                                              sum dy * (x - mean) */
@@ -70,7 +70,7 @@ typedef struct State {
     double epsilon;
     int64_t fix_gamma; /* gamma is 1, whatever it says */
     int64_t constant;  /* the statistics are constants also while training */
-    double *mean;      /* (C,), as the next two: what the forward pass uses; see `take_batch` of MXNet's operators */
+    double *mean;      /* (C,), as the next two: what the forward pass uses; see `use_batch` of MXNet's operators */
     double *variance;
     double *rstd;
     double count;        /* values per channel in the whole batch */
