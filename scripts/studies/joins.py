@@ -106,7 +106,7 @@ class Orders:
         self._begun = Path(f"{options.file}.meets")  # is there when those that train begin to meet a new process
         number = int(os.environ.get("GLUON_PARALLEL_RANK", 0))
         self._mine: list[tuple] = [(*str(moment).split(), what) for who, moment, what in orders if who == number]
-        self.num_wanted = int(os.environ.get("GLUON_PARALLEL_NUM_WORKERS", 1))
+        self._num_wanted = int(os.environ.get("GLUON_PARALLEL_NUM_WORKERS", 1))
         connect = meeting.connect
 
         def meet(*arguments):
@@ -117,6 +117,13 @@ class Orders:
         meeting.connect = meet
         if IS_NEW:
             threading.Thread(target=self._wait, daemon=True).start()
+
+    @property
+    def num_wanted(self) -> int:
+        """How many processes the list that is watched says."""
+        found = self._hosts.read_text().rpartition("=")[2]  # nothing while it is written
+        self._num_wanted = int(found or self._num_wanted)
+        return self._num_wanted
 
     def _wait(self) -> None:
         begun = self._begun.stat().st_mtime if self._begun.exists() else 0  # of the meeting before
@@ -144,8 +151,7 @@ class Orders:
         elif what == "full":
             pmix._Program = functools.partial(self._too_many, pmix._Program)
         elif what.startswith("slots"):
-            self.num_wanted = int(what.split()[1])
-            self._hosts.write_text(f"localhost slots={self.num_wanted}")
+            self._hosts.write_text(f"localhost slots={what.split()[1]}")
         else:
             os.kill(os.getpid(), getattr(signal, what))
 
