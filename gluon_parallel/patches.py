@@ -11,6 +11,7 @@ from .mxnet import last_error
 from .mxnet.compat import mx
 from .mxnet.compat.replacing import stands_for
 from .nn import convert, executor, frozen_weights
+from .reduce import nag
 from .step import module_loops, trainer_loops
 from .training import worker_pools
 from .training.checkpoint.files import load_arrays, load_states
@@ -44,6 +45,7 @@ WRAPPERS = [
     Patch(mx.npx, "fully_connected", frozen_weights.fully_connected),
     Patch(mx.sym.Symbol, "simple_bind", frozen_weights.bind),
     Patch(mx.sym.Symbol, "bind", frozen_weights.bind),
+    Patch(mx.optimizer.optimizer, "nag_mom_update", nag.update),  # as the optimizer calls it
     Patch(mx.gluon.contrib.nn.SyncBatchNorm, "hybrid_forward", convert.warn_of_contrib),
     Patch(mx.gluon.data.vision.ImageFolderDataset, "__init__", folders.say_what_is_there),
     Patch(mx.image, "imread", folders.name_file),

@@ -53,7 +53,7 @@ INSIDE = {
         ["training"],
         ["data_parallel"],
     ],
-    "reduce": [["step_header", "update_order"], ["reducer"], ["hooked_sum", "shards"]],
+    "reduce": [["nag", "step_header", "update_order"], ["reducer"], ["hooked_sum", "shards"]],
     "kvstore": [
         ["environment", "launcher", "protocols", "reserved_keys"],
         ["flight_recorder", "state", "together"],

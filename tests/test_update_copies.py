@@ -5,25 +5,46 @@ Gradients are sums of small whole numbers, exact in any order, so the weights ha
 
 import itertools
 
+import numpy as np
 import pytest
-from update_loops import OPTIMIZERS, STEPS, Loop, OneDevice, assert_same_bits
+from update_loops import OPTIMIZERS, STEPS, Loop, OneDevice, assert_same_bits, options_of
 
 import mxnet as mx
+from mxnet import nd
 
 
 @pytest.mark.parametrize("case", OPTIMIZERS)
 def test_all_copies_have_the_bits_of_mxnets_updater_on_one_device(case):
     layouts = [("gp.DataParallel", 1), ("gp.DataParallel", 3), ("step", 1), ("step", 2), ("update", 3), ("store", 2)]
+    mx.random.seed(1)  # SGLD draws noise
+    one = OneDevice(case)
+    for number, step in enumerate(STEPS):
+        one.step(number, *step)
     for way, num_devices in layouts:
-        mx.random.seed(1)
-        one = OneDevice(case)
-        for number, step in enumerate(STEPS):
-            one.step(number, *step)
         mx.random.seed(1)
         loop = Loop(case, way, range(num_devices))
         for number, step in enumerate(STEPS):
             loop.step(number, *step)
         assert_same_bits(loop, one)
+
+
+@pytest.mark.parametrize("case", [case for case in OPTIMIZERS if case != "groupadagrad"])  # which takes matrices alone
+def test_an_update_is_the_same_where_a_convolution_has_predicted_before(case):
+    """It leaves its weight in oneDNN's memory layout, as an evaluation on the first device does."""
+    random, found = np.random.RandomState(1), []
+    weight, *gradients = random.standard_normal((4, 16, 16, 3, 3)).astype("float32")
+    for has_predicted in (False, True):
+        name, options = options_of(case)
+        updater = mx.optimizer.get_updater(mx.optimizer.create(name, **{"wd": 0.1, **options}))
+        array = nd.array(weight)
+        for gradient in gradients:
+            if has_predicted:
+                pixels = nd.ones((2, 16, 8, 8))
+                nd.Convolution(pixels, array, kernel=(3, 3), num_filter=16, no_bias=True).wait_to_read()
+            mx.random.seed(1)  # SGLD draws noise
+            updater(0, nd.array(gradient), array)
+        found.append(array.asnumpy())
+    np.testing.assert_array_equal(*found)
 
 
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # MXNet's store does not close it
