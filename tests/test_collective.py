@@ -27,6 +27,7 @@ def test_a_function_that_one_process_alone_calls_is_named(name):
     assert name != "others_go_on_with_steps" or "named the function" in output, output
 
 
+@pytest.mark.slow
 def test_the_same_over_mxnets_servers():
     name = "check_others_call_another_function"
     status, output = run_servers(2, CHECKS, "dist_sync", name)

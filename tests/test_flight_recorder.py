@@ -395,7 +395,7 @@ KILLED = """
     [
         pytest.param("mpi", "1", marks=needs_mpi),
         pytest.param("mpi", "0", marks=[needs_mpi, pytest.mark.slow]),
-        ("ps", "1"),
+        pytest.param("ps", "1", marks=pytest.mark.slow),
     ],
 )
 def test_the_file_shows_where_a_late_process_is_and_where_a_killed_one_was(

@@ -286,7 +286,7 @@ MEET = """
 """
 
 
-@pytest.mark.parametrize("engine", ["ps", pytest.param("mpi", marks=needs_mpi)])
+@pytest.mark.parametrize("engine", [pytest.param("ps", marks=pytest.mark.slow), pytest.param("mpi", marks=needs_mpi)])
 def test_processes_of_a_module_meet_and_listen_on_loopback_alone(engine, tmp_path, capfd, monkeypatch):
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "beside.py").write_text("NAME = 'beside'")

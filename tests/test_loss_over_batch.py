@@ -31,7 +31,7 @@ def test_any_devices_train_as_a_plain_loop_on_one(name, num_devices):
 CHECKS = checks("loss_over_batch_checks")
 GROUPS = [
     Group("mpi, 2 processes", run_mpi, 2, "mpi", CHECKS, marks=(needs_mpi,)),
-    Group("mpi, 3 processes", run_mpi, 3, "mpi", CHECKS[:1], marks=(needs_mpi,)),
+    Group("mpi, 3 processes", run_mpi, 3, "mpi", CHECKS[:1], marks=(needs_mpi, pytest.mark.slow)),
     Group("dist_sync", run_servers, 2, "dist_sync", CHECKS[-1:]),
 ]
 

@@ -29,7 +29,7 @@ VERSION = f"""{EXPORT} const char *gluon_parallel_sources(void) {{ return SOURCE
 """
 
 
-@pytest.fixture(params=["", "gcc"], ids=["ziglang", "gcc"])
+@pytest.fixture(params=["", pytest.param("gcc", marks=pytest.mark.slow)], ids=["ziglang", "gcc"])
 def compiler(request, monkeypatch):
     """The compiler of the build, for each that is here."""
     if not shutil.which(request.param or sys.executable):

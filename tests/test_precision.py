@@ -62,6 +62,7 @@ def test_precision_of_two_processes_over_mpi():
     assert status == 0 and said.count("halves: right") == said.count("processes: right") == 2, said
 
 
+@pytest.mark.slow
 def test_precision_of_two_processes_over_servers_of_mxnet():
     status, said = run_servers(2, CHECKS, "dist_sync", "processes")
     assert status == 0 and said.count("right") == 2, said

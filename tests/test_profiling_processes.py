@@ -62,6 +62,7 @@ def test_layers_wait_for_devices_and_then_for_processes(launched):
         assert all(any(one["ts"] <= two["ts"] <= ends(two) <= ends(one) + 1 for one in passes) for two in exchanged)
 
 
+@pytest.mark.slow
 def test_what_mxnets_servers_exchange_is_transfer(tmp_path):
     command = [sys.executable, "-m", "gluon_parallel", "profile", "--folder", str(tmp_path), "--steps", "2"]
     launch = ["launch", "-n", "2", "--engine", "ps", "--devices", "cpu:2", "--logs", str(tmp_path / "logs"), SCRIPT]

@@ -43,9 +43,12 @@ def test_random_trainings_of_two_processes_have_the_weights_of_one_device():
 
 @pytest.mark.parametrize(
     "options",
-    [{"sums": "step"}, {"sums": "allreduce_grads", "update_on_kvstore": False, "deferred": True},
-     {"way": "DataParallel", "batch_norm": True, "numpy_mode": True, "net": "conv"}],
-)  # fmt: skip
+    [
+        pytest.param({"sums": "step"}, marks=pytest.mark.slow),
+        pytest.param({"sums": "allreduce_grads", "update_on_kvstore": False, "deferred": True}, marks=pytest.mark.slow),
+        {"way": "DataParallel", "batch_norm": True, "numpy_mode": True, "net": "conv"},
+    ],
+)
 def test_a_training_over_mxnets_servers_has_the_weights_of_one_device(options):
     """By processes of its own, for the servers' keys keep their shapes; of 4 samples, for they divide by one number."""
     steps = tuple(Step(sizes) for sizes in ((3, 1), (1, 3), (2, 2)))

@@ -98,7 +98,8 @@ def test_what_works_without_the_store_is_named_and_weights_that_come_apart_are_a
     assert status == 0 and not not_passed(2, NAMES, output), output
 
 
-@pytest.mark.parametrize("name", ["apart", pytest.param("frozen", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["apart", "frozen"])
 def test_the_same_over_mxnets_servers(name):
     status, output = run_servers(2, CHECKS, "dist_sync", name)
     assert status == 0 and not not_passed(2, [name], output), output

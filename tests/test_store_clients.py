@@ -33,7 +33,11 @@ def test_programs_for_mxnets_stores_run_over_mpi(monkeypatch, shared_memory):
     assert status == 0 and not missing(names, output), output
 
 
-@pytest.mark.parametrize("names", [["names", "mixed"], ["statistics"], ["module"]], ids="-".join)
+@pytest.mark.parametrize(
+    "names",
+    [["names", "mixed"], pytest.param(["statistics"], marks=pytest.mark.slow), ["module"]],
+    ids="-".join,
+)
 def test_programs_with_names_as_keys_run_over_mxnets_servers(names):
     status, output = run_servers(2, CLIENTS, "dist_sync", *names)
     assert status == 0 and not missing(names, output), output

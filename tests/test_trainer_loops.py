@@ -276,7 +276,7 @@ def test_a_trainer_without_a_store_says_once_that_it_sums_nothing_unless_gradien
     assert_trained(net, [3])
 
 
-@pytest.mark.parametrize("store", ["dist_sync", "dist_async"])
+@pytest.mark.parametrize("store", ["dist_sync", pytest.param("dist_async", marks=pytest.mark.slow)])
 def test_a_process_that_does_not_reach_a_layer_adds_nothing_to_the_servers_update_of_it(store):
     status, output = run_servers(2, Path(__file__).with_name("support") / "trainer_on_servers.py", store)
     assert status == 0 and output.count("passed on ") == 2, output

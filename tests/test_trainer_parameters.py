@@ -3,6 +3,8 @@
 The weights of one device are the obvious comparison: there MXNet's Trainer has one copy of everything.
 """
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -136,21 +138,24 @@ def test_two_trainers_of_the_same_parameters_build_on_each_others_updates(num_de
     assert_same(train(gp.devices(f"cpu:{num_devices}")), train(gp.devices("cpu:1")))
 
 
-MOVES = [([0], [0, 1]), ([0], [1]), ([0, 1], [0, 1, 2]), ([0, 1], [2]), ([0, 1, 2], [1, 0]), ([0, 1], [2, 3])]
+MOVES = {  # before which step -> from which devices to which
+    0: [([0], [0, 1]), ([0, 1], [0, 1, 2]), ([0, 1, 2], [1, 0])],
+    2: [([0], [1]), ([0, 1], [2]), ([0, 1], [2, 3]), ([0], [0, 1])],
+}
 
 
-@pytest.mark.parametrize("store", ["device", "of the caller", None])
-@pytest.mark.parametrize("before", [0, 2])
-@pytest.mark.parametrize("way", ["step", "update", "DataParallel"])
+@pytest.mark.parametrize("before", MOVES)
+@pytest.mark.parametrize(
+    ("way", "store"),  # without a store, only DataParallel sums over devices
+    [*itertools.product(["step", "update", "DataParallel"], ["device", "of the caller"]), ("DataParallel", None)],
+)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_trainer_follows_its_parameters_to_other_devices(optimizer, way, before, store):
+def test_a_trainer_follows_its_parameters_to_other_devices(optimizer, way, store, before):
     one = layers(gp.devices("cpu:1"))
     wanted = trainer_of(one, optimizer)
     for number in range(5):
         step(one, wanted, number)
-    for first, then in MOVES:
-        if store is None and (way != "DataParallel"):
-            continue  # then nobody sums over devices
+    for first, then in MOVES[before]:
         net = layers([mx.cpu(number) for number in first])
         trainer = trainer_of(net, optimizer, mx.kv.create("device") if store == "of the caller" else store)
         made = way
