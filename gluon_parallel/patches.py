@@ -45,7 +45,7 @@ WRAPPERS = [
     Patch(mx.npx, "fully_connected", frozen_weights.fully_connected),
     Patch(mx.sym.Symbol, "simple_bind", frozen_weights.bind),
     Patch(mx.sym.Symbol, "bind", frozen_weights.bind),
-    Patch(mx.optimizer.optimizer, "nag_mom_update", nag.update),  # as the optimizer calls it
+    Patch(mx.optimizer.optimizer, "nag_mom_update", nag.update),  # the name that NAG calls
     Patch(mx.gluon.contrib.nn.SyncBatchNorm, "hybrid_forward", convert.warn_of_contrib),
     Patch(mx.gluon.data.vision.ImageFolderDataset, "__init__", folders.say_what_is_there),
     Patch(mx.image, "imread", folders.name_file),

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import itertools
 import json
+import os
 import pickle
 import re
 import socket
@@ -140,6 +141,7 @@ ENDS_AT_ACTIVATE = """
 #include <string.h>
 #include <unistd.h>
 
+/* The key stands at the beginning of what is given. */
 int opal_pmix_base_exchange(const char *key, void *answer, int seconds)
 {
     if (strstr(key, ":activate:"))
@@ -152,11 +154,13 @@ int opal_pmix_base_exchange(const char *key, void *answer, int seconds)
 
 @needs_mpi
 @pytest.mark.slow
-def test_all_give_a_new_process_up_that_is_lost_just_before_its_connection_is_used(undisturbed, tmp_path, monkeypatch):
+def test_all_give_up_a_new_process_that_is_lost_in_the_last_step_of_connect(undisturbed, tmp_path, monkeypatch):
     """Process 0 waits in MPI for an answer of the new one, and the other process for what process 0 sends then."""
     source, library = tmp_path / "ends.c", tmp_path / "ends.so"
     source.write_text(ENDS_AT_ACTIVATE)
-    subprocess.run([*build.compiler(), "-fPIC", "-shared", str(source), "-o", str(library)], check=True)
+    caches = {"ZIG_GLOBAL_CACHE_DIR": str(tmp_path), "ZIG_LOCAL_CACHE_DIR": str(tmp_path)}
+    command = [*build.compiler(), "-fPIC", "-shared", str(source), "-o", str(library)]
+    subprocess.run(command, env={**os.environ, **caches}, check=True)
     monkeypatch.setenv("ENDS_AT_ACTIVATE", str(library))
     orders = "2:10:SIGKILL", "3:activate:SIGKILL", "unwatched"
     output = check(undisturbed, tmp_path, *orders, num=3, epochs=80, limit=20)
@@ -653,6 +657,26 @@ def test_the_wait_for_a_new_process_ends_if_it_is_lost_also_before_the_others_be
         assert ended == ["port"] and told[:5] == [3] * 5
     hear[launcher.LOST]("4")
     assert ended == ["port"] and 4 in told
+
+
+@pytest.mark.parametrize("status", [0, -1])
+def test_a_lost_process_is_answered_for_where_mpi_waits_for_it(monkeypatch, status):
+    """By text where a failure ends the wait of all; by what MPI expects in the last step, if PMIx can make that."""
+    answers, freed = {}, []
+
+    def pack(_, buffer, *__):
+        buffer._obj.bytes, buffer._obj.size = 1, 8
+        return status
+
+    library = types.SimpleNamespace(
+        PMIx_Data_pack=pack, PMIx_Publish=lambda *_: 0, PMIx_Info_free=lambda *_: None,
+        PMIx_Data_buffer_destruct=freed.append,
+    )  # fmt: skip
+    monkeypatch.setattr(pmix, "_info", lambda _, key, __, kind: answers.__setitem__(key.decode(), kind))
+    pmix._end_wait(library, "port")
+    assert answers.pop("port:activate:recv:0", None) == (pmix._BYTES if status == 0 else None)
+    assert dict.fromkeys((f"port:nextcid:recv:{number}" for number in range(8)), pmix._STRING) == answers
+    assert len(freed) == 1
 
 
 def test_two_looks_without_a_step_between_meet_no_second_process(monkeypatch):

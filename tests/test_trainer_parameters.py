@@ -139,8 +139,8 @@ def test_two_trainers_of_the_same_parameters_build_on_each_others_updates(num_de
 
 
 MOVES = {  # before which step -> from which devices to which
-    0: [([0], [0, 1]), ([0, 1], [0, 1, 2]), ([0, 1, 2], [1, 0])],
-    2: [([0], [1]), ([0, 1], [2]), ([0, 1], [2, 3]), ([0], [0, 1])],
+    0: [([0], [0, 1]), ([0], [1]), ([0, 1], [2, 3])],
+    2: [([0, 1], [0, 1, 2]), ([0, 1, 2], [1, 0]), ([0, 1], [2])],
 }
 
 

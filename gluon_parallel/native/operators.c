@@ -155,7 +155,7 @@ static void use_running(State *op)
 {
     op->centred = op->x;
     op->origin = op->batch_mean;
-    run(op, TAKE_RUNNING, 3, (void *[]){op->batch_mean, op->residual, op->batch_variance});
+    run(op, USE_RUNNING, 3, (void *[]){op->batch_mean, op->residual, op->batch_variance});
 }
 
 static void normalise(State *op)

@@ -228,7 +228,7 @@ static void wait_for_end(Layer *layer, Meeting *meeting, State *op)
     }
 }
 
-static int64_t meet_devices(Layer *layer, State *op, int64_t key)
+static int64_t allreduce_devices(Layer *layer, State *op, int64_t key)
 {
     Meeting *meeting = 0;
     int64_t device = op->device, length = length_of(layer, key), stride = 1 + 2 * layer->channels, complete_at = 0;
@@ -260,7 +260,7 @@ EXPORT int64_t gp_allreduce(State *op, int64_t key)
 {
     Layer *layer = op->layer;
     pthread_mutex_lock(layer->mutex);
-    int64_t complete_at = meet_devices(layer, op, key);
+    int64_t complete_at = allreduce_devices(layer, op, key);
     pthread_mutex_unlock(layer->mutex);
     return complete_at;
 }

@@ -40,7 +40,7 @@ typedef struct Graph {
     int64_t inputs[MOST_INPUTS]; /* where the inputs' handles are: bytes from the beginning of the State */
 } Graph;
 
-enum { WIDEN, MEASURE, UPDATE_RUNNING, TAKE_RUNNING, NORMALISE, SUMS, PARAMETER_GRADIENTS, GRADIENT, NARROW, ADD_TO,
+enum { WIDEN, MEASURE, UPDATE_RUNNING, USE_RUNNING, NORMALISE, SUMS, PARAMETER_GRADIENTS, GRADIENT, NARROW, ADD_TO,
        NUM_GRAPHS };
 
 enum { FORWARD, BACKWARD }; /* directions of an exchange: moments, and sums */

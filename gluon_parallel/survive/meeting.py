@@ -67,12 +67,12 @@ def connect(store: MPI, new: int, port: str) -> None:
     progress, agrees = store._progress, threading.Event()  # it is set while this process agrees with the others
 
     def problem_of(stage: Callable[[], object], made: Sequence[int]) -> Any:
-        """What has gone wrong in a stage, here or in another process; the next one would wait for ever for that one."""
+        """Run a stage; what has failed, here or in another process, for which the next stage would wait for ever."""
         problem: Any = None
         try:
             stage()
             if pmix.is_lost(new):
-                raise ProcessLookupError(f"process {new} is lost")  # MPI may not have noticed
+                raise ProcessLookupError(f"process {new} is lost")  # MPI may have taken our answer for its own
         except (progress.mpi.Exception, OSError) as error:
             problem = error
             _revoke(progress, made)  # others may wait in the middle for what this one does not send any more
@@ -121,8 +121,8 @@ def connect(store: MPI, new: int, port: str) -> None:
 def _end_if_held(has_ended: threading.Event, agrees: threading.Event, progress: ProgressEngine, new: int) -> None:
     """Have MPI give up a meeting from which it does not come back; or end this process, so that the others go on.
 
-    In some cases MPI waits for ever where a new process is lost, though it knows of the loss. Then it may wait for one
-    that has given up, and a revoke from this thread ends that.
+    The last resort: a loss or an error of which MPI does not learn. It may also wait for a process that has given up,
+    and a revoke from this thread ends that.
     """
     began, lost, has_revoked = time.monotonic(), np.inf, False
     while not has_ended.wait(0.2):

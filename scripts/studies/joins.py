@@ -106,7 +106,6 @@ class Orders:
         self._begun = Path(f"{options.file}.meets")  # is there when those that train begin to meet a new process
         number = int(os.environ.get("GLUON_PARALLEL_RANK", 0))
         self._mine: list[tuple] = [(*str(moment).split(), what) for who, moment, what in orders if who == number]
-        self._num_wanted = int(os.environ.get("GLUON_PARALLEL_NUM_WORKERS", 1))
         connect = meeting.connect
 
         def meet(*arguments):
@@ -118,12 +117,9 @@ class Orders:
         if IS_NEW:
             threading.Thread(target=self._wait, daemon=True).start()
 
-    @property
     def num_wanted(self) -> int:
-        """How many processes the list that is watched says."""
-        found = self._hosts.read_text().rpartition("=")[2]  # nothing while it is written
-        self._num_wanted = int(found or self._num_wanted)
-        return self._num_wanted
+        """How many processes the list of hosts asks for."""
+        return int(self._hosts.read_text().rpartition("=")[2])
 
     def _wait(self) -> None:
         begun = self._begun.stat().st_mtime if self._begun.exists() else 0  # of the meeting before
@@ -151,7 +147,9 @@ class Orders:
         elif what == "full":
             pmix._Program = functools.partial(self._too_many, pmix._Program)
         elif what.startswith("slots"):
-            self._hosts.write_text(f"localhost slots={what.split()[1]}")
+            whole = self._hosts.with_suffix(".new")
+            whole.write_text(f"localhost slots={what.split()[1]}")
+            whole.replace(self._hosts)
         else:
             os.kill(os.getpid(), getattr(signal, what))
 
@@ -191,17 +189,18 @@ def train(options, orders: list) -> None:
     for _ in training.epochs(EPOCHS, progress=False):
         begin = time.perf_counter()  # the end of an epoch is no step: whoever is process 0 then draws curves
         for x, y in loader:
+            wanted = happens.num_wanted()
             happens.at(str(training.num_steps))
             happens.at("after", str(training.num_steps - first))
-            if store.num_workers < happens.num_wanted:
+            if store.num_workers < wanted:
                 happens.start("late")
             training.step(x, y)
             if store.num_workers > (sizes[-1] if sizes else store.num_workers):
                 memory.append(int(Path("/proc/self/statm").read_text().split()[1]) // 256)
             sizes.append(store.num_workers)
-            waits.append(store.num_workers < happens.num_wanted)
+            waits.append(store.num_workers < wanted)
             lengths.append(time.perf_counter() - begin)
-            time.sleep(WAIT * (store.num_workers != happens.num_wanted and not IS_NEW))
+            time.sleep(WAIT * (store.num_workers != wanted and not IS_NEW))
             begin = time.perf_counter()
             if training.num_steps == options.steps:
                 break

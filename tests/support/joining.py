@@ -62,11 +62,11 @@ class Orders:
     """What is to happen to which process, in words ``number:moment:what``.
 
     A moment is a number of steps, or of a process that joins ``begin`` (before gp.prepare), ``ready`` (it waits to be
-    met), ``activate`` (MPI has almost connected it to the others) or ``met`` (MPI has), or of others ``meet``,
+    met), ``activate`` (MPI has almost connected it; it is killed) or ``met`` (MPI has), or of others ``meet``,
     ``meet+5`` (5 ms after it begins to meet a new one), ``connect`` (all that train meet it), ``connected`` (MPI has)
     or ``lost3`` (it hears that process 3 is lost). What happens is an ``error``, a signal, ``sleep``, ``host`` (it
     waits until its host is lost), ``late`` (a second passes), ``stub`` (its stub under mpirun is killed) or, at the
-    beginning, ``net``. With the word ``unwatched``, nothing ends a process that MPI does not let go.
+    beginning, ``net``. With the word ``unwatched``, nothing ends a meeting that MPI does not end.
     """
 
     def __init__(self, words):

@@ -19,6 +19,7 @@ _PROC_LOCAL, _GLOBAL = 7, 3  # a range: this process alone; a scope: all process
 _BOOL, _STRING, _INT, _PROC, _BYTES = 1, 3, 6, 22, 27  # types of values
 _KEY = b"gluon_parallel.addresses"
 _AGAIN = 0.2  # seconds after which MPI is told again of a loss
+_ANSWERS_TO_NUMBERS = 8  # two for each number of a communicator that processes try
 
 _DONE = ctypes.CFUNCTYPE(
     None, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
@@ -36,10 +37,10 @@ class _Process(ctypes.Structure):
     _fields_ = (("job", ctypes.c_char * 256), ("rank", ctypes.c_uint32))
 
 
-class _Buffer(ctypes.Structure):
+class _Buffer(ctypes.Structure):  # pmix_data_buffer_t
     _fields_ = (
         ("bytes", ctypes.c_void_p),
-        ("ends", ctypes.c_void_p * 2),
+        ("positions", ctypes.c_void_p * 2),
         ("room", ctypes.c_size_t),
         ("size", ctypes.c_size_t),
     )
@@ -139,20 +140,24 @@ def _end_meeting(number: int, port: str) -> None:
 
 
 def _end_wait(library: ctypes.CDLL, port: str) -> None:
-    """End the wait of MPI's Connect for a process that had opened that port and is lost: say something in its place.
+    """Answer in MPI's Connect for the process that had opened that port and is lost.
 
-    Process 0 waits there in a function of PMIx, for up to ten minutes. Where it searches for a number of the
-    communicator, it gets text in the place of bytes, so it fails. In the last step, it takes a failure for a success,
-    and sends nothing to the others, which would wait for it; so there it gets what it waits for.
+    Process 0 waits in a function of PMIx, up to ten minutes for each answer. While it looks for the communicator's
+    number, text in the place of bytes makes it fail. In the last step, Open MPI ignores a failure, and sends nothing to
+    the other processes, which would wait for it. So there it gets a valid answer.
     """
     one, buffer = ctypes.c_size_t(1), _Buffer()
-    library.PMIx_Data_pack(None, ctypes.byref(buffer), ctypes.byref(ctypes.c_int(1)), 1, ctypes.c_uint16(_INT))
-    said: dict[str, tuple[Any, int]] = {f"nextcid:recv:{number}": (b"it is lost", _STRING) for number in range(3)}
-    said["activate:recv:0"] = ctypes.byref((ctypes.c_size_t * 2)(buffer.bytes, buffer.size)), _BYTES
-    for key, (value, kind) in said.items():
+    answers: dict[str, tuple[Any, int]] = {}
+    for number in range(_ANSWERS_TO_NUMBERS):
+        answers[f"nextcid:recv:{number}"] = b"it is lost", _STRING
+    if library.PMIx_Data_pack(None, ctypes.byref(buffer), ctypes.byref(ctypes.c_int(1)), 1, ctypes.c_uint16(_INT)) == 0:
+        packed = (ctypes.c_size_t * 2)(buffer.bytes, buffer.size)
+        answers["activate:recv:0"] = ctypes.byref(packed), _BYTES
+    for key, (value, kind) in answers.items():
         info = _info(library, f"{port}:{key}".encode(), value, kind)
         library.PMIx_Publish(info, one)
         library.PMIx_Info_free(info, one)
+    library.PMIx_Data_buffer_destruct(ctypes.byref(buffer))
 
 
 class _Value(ctypes.Structure):

@@ -70,7 +70,7 @@ def _graphs(
         C.WIDEN: F.cast(value, dtype=real.name),
         C.MEASURE: F.Group([shifted, first, *F.moments(shifted, axes=(0, 2))]),
         C.UPDATE_RUNNING: F.Group(updated),
-        C.TAKE_RUNNING: F.Group([running_mean, F.zeros_like(zeros), running_variance]),
+        C.USE_RUNNING: F.Group([running_mean, F.zeros_like(zeros), running_variance]),
         C.NORMALISE: narrow(affine(centred, scale, widen(beta, beta_dtype), origin), x_dtype),
         C.PARAMETER_GRADIENTS: F.Group([narrow(dgamma, gamma_dtype), F.cast(sum_dy, dtype=beta_dtype.name)]),
         C.GRADIENT: narrow(scaled - dx_terms, x_dtype),
