@@ -62,6 +62,7 @@ def run(folder, *words):
 
 
 @needs_mpi
+@pytest.mark.slow
 def test_the_script_trains_the_same_weights_on_devices_and_processes_and_its_export_predicts(pictures):
     found = {}
     for name, words in {
