@@ -88,8 +88,8 @@ def pytest_configure(config):
 
 # The files that take longest, fast or slow, start first: then all workers end at about one time.
 LONGEST = """
-kvstore_lost_workers survival compat kvstore package cuda_wheels random_programs random_trainings faster_rcnn hosts
-recompute trainer_loops prepare scripts_segmentation asynchronous_scripts communication_hooks launch
+joining kvstore_lost_workers survival compat kvstore package cuda_wheels random_programs random_trainings faster_rcnn
+hosts recompute trainer_loops prepare scripts_segmentation asynchronous_scripts communication_hooks launch
 hand_written_loops kvstore_groups stuck_loop precision scripts_faster_rcnn scripts_lenet parity
 flight_recorder
 """.split()
