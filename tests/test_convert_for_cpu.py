@@ -243,12 +243,12 @@ def test_half_precision_and_gpus_run_the_original_graph(rng):
     assert not is_faster_on(OnGPU()) and is_faster_on(nd.zeros(1)) and not is_faster_on(x)
 
 
-QUICK = "mobilenetv2_0.25", "mobilenet0.25", "resnet18_v1", "mobilenetv3_small", "cifar_resnet20_v1"
-LARGE = [pytest.param(name, marks=pytest.mark.slow) for name in ("resnet18_v2", "se_resnet18_v1")]
 GLUONCV = "mobilenetv3_small", "cifar_resnet20_v1", "se_resnet18_v1"
+NETS = "mobilenetv2_0.25", "mobilenet0.25", "resnet18_v1", "resnet18_v2", *GLUONCV
+LARGE = "resnet18_v2", "se_resnet18_v1"
 
 
-@pytest.mark.parametrize("name", [*QUICK, *LARGE])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LARGE)) for name in NETS])
 def test_nets_of_the_model_zoos_train_the_same(rng, tmp_path, name):
     """One step in double precision: rounding in single precision would grow through so many batch norms."""
     zoo = pytest.importorskip("gluoncv").model_zoo if name in GLUONCV else gluon.model_zoo.vision
