@@ -6,6 +6,7 @@ Where the first six and the others are hosts, it is the one that speaks for the 
 import gc
 import os
 import signal
+import threading
 from pathlib import Path
 
 import simulated_hosts
@@ -19,11 +20,18 @@ from gluon_parallel.survive.regrouping import has_failed
 
 
 def held():
-    """Open files, threads, mappings of the store's shared memory, and resident memory in MB."""
+    """Open files, threads, mappings of the store's shared memory, and resident memory in MB.
+
+    The thread of the progress engine is not counted: each group of processes has an engine of its own, whose thread
+    starts when it is first needed. There may be one, and not more.
+    """
     gc.collect()
+    threads = len(os.listdir("/proc/self/task"))
+    driving = sum(thread.name == "gluon_parallel.mpi" for thread in threading.enumerate())
+    assert driving <= 1, threading.enumerate()
     mappings = Path("/proc/self/maps").read_text().count("memfd:gluon_parallel")
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 2**20
-    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), mappings, resident
+    return len(os.listdir("/proc/self/fd")), threads - driving, mappings, resident
 
 
 def lose(store, keys, last):
