@@ -320,3 +320,67 @@ def test_who_goes_on_after_a_failure_waits_until_it_has_ended_everything(engines
     in_parallel([failing.join, going_on.join])
     assert order == ["ended", "goes on"]
     progress.shared = None
+
+
+def test_what_a_fork_submits_ends_although_the_thread_of_its_parent_was_just_being_woken(engines):
+    [progress], ends = engines(1), Ends()
+    progress._work.set()  # as the fork has it; the thread that would look next runs in the parent alone
+    progress.disown(gp.errors.StoreUnavailable("this is a fork"))
+    ends.sum(progress, b"0s:weight")
+    assert ends.errors.get(timeout=5) is progress.failure
+
+
+def test_where_no_thread_starts_any_more_what_is_submitted_is_called_at_once(engines, monkeypatch):
+    (progress, _), called = engines(2), []
+    with monkeypatch.context() as at_the_end:  # of the interpreter
+
+        def start(_thread):
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+
+        at_the_end.setattr(threading.Thread, "start", start)
+        Ends().sum(progress, b"0s:weight")  # for which process 1 does not come
+        progress.submit(lambda: called.append("submitted"))
+    assert called == ["submitted"]
+
+
+def test_what_is_submitted_while_others_are_under_way_is_started_and_left_to_the_thread_to_test(engines, monkeypatch):
+    group, ends, tests = engines(2), Ends(), []
+    mine, others = (
+        [allreduce(progress.everyone, b"0s:%d" % key, b"f", np.ones(4)) for key in range(20)] for progress in group
+    )
+    ends.call(*mine, *others)
+    assert ends.wait(40) == [None] * 40  # from here on the keys are known, and begin without a message
+    test = group[0]._test
+
+    def count():
+        tests.append(threading.current_thread())
+        return test()
+
+    monkeypatch.setattr(group[0], "_test", count)
+    ends.call(*mine)
+    by_whom = [*tests]
+    ends.call(*others)
+    assert ends.wait(40) == [None] * 40
+    assert by_whom.count(threading.current_thread()) <= 1
+
+
+def test_what_is_submitted_after_the_end_is_called_at_once(engines):
+    [progress], called = engines(1), []
+    progress._wake()
+    progress.close(limit=1.0)
+    progress.submit(lambda: called.append("submitted"))
+    assert called == ["submitted"]
+
+
+def test_a_thread_that_has_been_woken_finds_what_is_submitted(engines, monkeypatch):
+    [progress], called, tried = engines(1), threading.Event(), []
+    progress._wake()
+    with progress._lock:
+        progress._wake()
+        while progress._work.is_set():  # until the thread has been woken, and waits for the lock
+            time.sleep(0.001)
+        progress._wake()
+        monkeypatch.setattr(progress, "_try", lambda *arguments: tried.append(arguments))
+        progress.submit(called.set)
+        assert not tried and not called.is_set()
+    assert called.wait(60)

@@ -80,13 +80,25 @@ class ProgressEngine:
         self._lock = threading.Lock()  # of the thread that drives
         self._work = threading.Event()
         self._closing = False
+        self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def submit(self, function: Callable[[], Any]) -> None:
         """Have `function` called that calls MPI, soon."""
         self._submitted.append(function)
-        # Do it here if nobody else is at it: waking the thread takes longer than a small exchange.
-        if not self._try(self._drive_once) or not self._idle():
+        thread = self._thread
+        # `_closing` last: `retire` sets it first.
+        if (
+            self._work.is_set()
+            and self.failure is None
+            and thread is not None
+            and thread.is_alive()
+            and not self._closing
+        ):
+            return  # the thread has been woken, and finds this too
+        # Do it here if nobody else is at it: waking the thread takes longer than a small exchange. Where others are
+        # under way the thread is awake, and tests them.
+        if not self._try(self._drive_once, self._start_submitted if self.started else None) or not self._idle():
             self._wake()
 
     def announce(self, exchange: Any, record: Any = None) -> None:
@@ -256,10 +268,15 @@ class ProgressEngine:
     # ------------------------------------------------------------------ the thread
 
     def _wake(self) -> None:
-        with contextlib.suppress(RuntimeError):  # at the interpreter's end no thread starts; `wait` still works
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="gluon_parallel.mpi", daemon=True)
-                self._thread.start()
+        if self._thread is None and self._starting.acquire(blocking=False):  # else another thread starts it
+            try:
+                with contextlib.suppress(RuntimeError):  # at the interpreter's end no thread starts; `wait` still works
+                    if self._thread is None:
+                        thread = threading.Thread(target=self._run, name="gluon_parallel.mpi", daemon=True)
+                        thread.start()
+                        self._thread = thread
+            finally:
+                self._starting.release()
         if not self._work.is_set():
             self._work.set()
 
@@ -295,10 +312,10 @@ class ProgressEngine:
         while not (self._idle() if ended is None else ended.is_set() or self.failure is not None):
             backoff.next(self._drive_once())
 
-    def _drive_once(self) -> bool:
+    def _drive_once(self, step: Callable[[], bool] | None = None) -> bool:
         with MPI_LOCK:
             try:
-                return self._step()
+                return (step or self._step)()
             except Exception as error:  # of MPI itself; whoever waits must not wait for ever
                 if self.failure is None:  # else it says nothing new, and to report it takes time
                     self.fail(error if isinstance(error, GluonParallelError) else self.lost.from_mpi_error(error))
@@ -311,13 +328,18 @@ class ProgressEngine:
             busy = self.messages.sending and time.monotonic() < self._last_words_until
         return self._closing or not (self._submitted or busy)
 
-    def _step(self) -> bool:
+    def _start_submitted(self) -> bool:
+        """Call what was submitted, and send what it has posted; returns whether there was anything. MPI is locked."""
         if self.failures:
             self.fail(self.failures[0])
         moved = bool(self._submitted)
         while self._submitted:
             self._submitted.popleft()()
         self.messages.flush()
+        return moved
+
+    def _step(self) -> bool:
+        moved = self._start_submitted()
         if self.failure is not None:
             self.messages.test_sending(has_failed=True)
             return moved
