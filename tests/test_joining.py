@@ -134,18 +134,23 @@ def test_the_others_go_on_when_a_new_process_is_lost_before_they_have_its_addres
     assert re.search(r"rank 3 did not join: it was killed by SIGKILL.*; 2 go on", output) and "joined: rank 4" in output
 
 
-ENDS_AT_ACTIVATE = """
+ENDS_IN_EXCHANGE = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 /* The key stands at the beginning of what is given. */
 int opal_pmix_base_exchange(const char *key, void *answer, int seconds)
 {
-    if (strstr(key, ":activate:"))
+    if (strstr(key, getenv("ENDS_AT_KEY"))) {
+        for (int tenths = 0; tenths < 300 && access(getenv("MARK"), F_OK); tenths++)
+            usleep(100000);
+        sleep(1); /* until process 0 waits, which has just made that file */
         kill(getpid(), SIGKILL);
+    }
     void *mpi = dlopen("libmpi.so.40", RTLD_LAZY | RTLD_NOLOAD);
     return ((int (*)(const char *, void *, int))dlsym(mpi, "opal_pmix_base_exchange"))(key, answer, seconds);
 }
@@ -154,15 +159,19 @@ int opal_pmix_base_exchange(const char *key, void *answer, int seconds)
 
 @needs_mpi
 @pytest.mark.slow
-def test_all_give_up_a_new_process_that_is_lost_in_the_last_step_of_connect(undisturbed, tmp_path, monkeypatch):
+@pytest.mark.parametrize("key", ["accept", "activate"])
+def test_all_give_up_a_new_process_that_is_lost_in_the_first_or_last_step_of_connect(
+    undisturbed, tmp_path, monkeypatch, key
+):
     """Process 0 waits in MPI for an answer of the new one, and the other process for what process 0 sends then."""
     source, library = tmp_path / "ends.c", tmp_path / "ends.so"
-    source.write_text(ENDS_AT_ACTIVATE)
+    source.write_text(ENDS_IN_EXCHANGE)
     caches = {"ZIG_GLOBAL_CACHE_DIR": str(tmp_path), "ZIG_LOCAL_CACHE_DIR": str(tmp_path)}
     command = [*build.compiler(), "-fPIC", "-shared", str(source), "-o", str(library)]
     subprocess.run(command, env={**os.environ, **caches}, check=True)
-    monkeypatch.setenv("ENDS_AT_ACTIVATE", str(library))
-    orders = "2:10:SIGKILL", "3:activate:SIGKILL", "unwatched"
+    monkeypatch.setenv("ENDS_IN_EXCHANGE", str(library))
+    monkeypatch.setenv("MARK", str(tmp_path / "meets"))
+    orders = "2:10:SIGKILL", "0:connect:mark", f"3:exchange:{key}", "unwatched"
     output = check(undisturbed, tmp_path, *orders, num=3, epochs=80, limit=20)
     assert re.search(r"rank 3 did not join: it was killed by SIGKILL.*; 2 go on", output) and "joined: rank 4" in output
 
@@ -662,6 +671,8 @@ def test_the_wait_for_a_new_process_ends_if_it_is_lost_also_before_the_others_be
 @pytest.mark.parametrize("status", [0, -1])
 def test_a_lost_process_is_answered_for_where_mpi_waits_for_it(monkeypatch, status):
     """By text where a failure ends the wait of all; by what MPI expects in the last step, if PMIx can make that."""
+    monkeypatch.setenv("PMIX_NAMESPACE", "job")
+    monkeypatch.setenv("PMIX_RANK", "0")
     answers, freed = {}, []
 
     def pack(_, buffer, *__):
@@ -672,10 +683,13 @@ def test_a_lost_process_is_answered_for_where_mpi_waits_for_it(monkeypatch, stat
         PMIx_Data_pack=pack, PMIx_Publish=lambda *_: 0, PMIx_Info_free=lambda *_: None,
         PMIx_Data_buffer_destruct=freed.append,
     )  # fmt: skip
-    monkeypatch.setattr(pmix, "_info", lambda _, key, __, kind: answers.__setitem__(key.decode(), kind))
+    monkeypatch.setattr(pmix, "_info", lambda _, key, value, kind: answers.__setitem__(key.decode(), (value, kind)))
     pmix._end_wait(library, "port")
-    assert answers.pop("port:activate:recv:0", None) == (pmix._BYTES if status == 0 else None)
-    assert dict.fromkeys((f"port:nextcid:recv:{number}" for number in range(8)), pmix._STRING) == answers
+    assert answers.pop("port:accept") == (b"job.*", pmix._STRING)
+    assert answers.pop("port:activate:recv:0", (None, None))[1] == (pmix._BYTES if status == 0 else None)
+    assert {key: kind for key, (_, kind) in answers.items()} == {
+        f"port:nextcid:recv:{number}": pmix._STRING for number in range(8)
+    }
     assert len(freed) == 1
 
 

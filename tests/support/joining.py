@@ -62,11 +62,13 @@ class Orders:
     """What is to happen to which process, in words ``number:moment:what``.
 
     A moment is a number of steps, or of a process that joins ``begin`` (before gp.prepare), ``ready`` (it waits to be
-    met), ``activate`` (MPI has almost connected it; it is killed) or ``met`` (MPI has), or of others ``meet``,
+    met), ``exchange`` (it is killed when MPI in it is about to publish the key that stands in the place of what
+    happens, and process 0 waits for that) or ``met`` (MPI has), or of others ``meet``,
     ``meet+5`` (5 ms after it begins to meet a new one), ``connect`` (all that train meet it), ``connected`` (MPI has)
     or ``lost3`` (it hears that process 3 is lost). What happens is an ``error``, a signal, ``sleep``, ``host`` (it
-    waits until its host is lost), ``late`` (a second passes), ``stub`` (its stub under mpirun is killed) or, at the
-    beginning, ``net``. With the word ``unwatched``, nothing ends a meeting that MPI does not end.
+    waits until its host is lost), ``late`` (a second passes), ``stub`` (its stub under mpirun is killed), at the
+    beginning ``net``, or ``mark`` (it makes the file MARK). With the word ``unwatched``, nothing ends a meeting that
+    MPI does not end.
     """
 
     def __init__(self, words):
@@ -80,8 +82,9 @@ class Orders:
         addresses, connected = pmix.get_addresses, meeting._connected
         pmix.get_addresses = lambda *arguments: [joins() is None and self.at("connect"), addresses(*arguments)][1]
         meeting._connected = lambda *arguments: [connected(*arguments), self.at("connected")][0]
-        if "activate" in self._mine:
-            ctypes.CDLL(os.environ["ENDS_AT_ACTIVATE"], ctypes.RTLD_GLOBAL)
+        if "exchange" in self._mine:
+            os.environ["ENDS_AT_KEY"] = self._mine["exchange"]
+            ctypes.CDLL(os.environ["ENDS_IN_EXCHANGE"], ctypes.RTLD_GLOBAL)
         if "unwatched" in words:
             meeting._end_if_held = lambda *_: None
         merged, tell, send = meeting._merged, pmix._tell_mpi, launcher.send
@@ -100,6 +103,8 @@ class Orders:
             raise OSError(f"an error at {moment}")
         elif what == "late":
             time.sleep(1)
+        elif what == "mark":
+            Path(os.environ["MARK"]).touch()
         elif what == "stub":
             for process in own_stub():
                 os.kill(process, signal.SIGKILL)

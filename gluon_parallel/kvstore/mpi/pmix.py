@@ -142,12 +142,14 @@ def _end_meeting(number: int, port: str) -> None:
 def _end_wait(library: ctypes.CDLL, port: str) -> None:
     """Answer in MPI's Connect for the process that had opened that port and is lost.
 
-    Process 0 waits in a function of PMIx, up to ten minutes for each answer. While it looks for the communicator's
-    number, text in the place of bytes makes it fail. In the last step, Open MPI ignores a failure, and sends nothing to
-    the other processes, which would wait for it. So there it gets a valid answer.
+    Process 0 waits in a function of PMIx, up to ten minutes for each answer. In the first step it waits for the names
+    of the processes that accept. The answer sent here names a whole job but not its number of processes: Open MPI
+    refuses that in every process, so Connect fails in all of them. While process 0 looks for the communicator's number,
+    text in the place of bytes makes it fail. In the last step, Open MPI ignores a failure, and sends nothing to the
+    other processes, which would wait for it. So there it gets a valid answer.
     """
     one, buffer = ctypes.c_size_t(1), _Buffer()
-    answers: dict[str, tuple[Any, int]] = {}
+    answers: dict[str, tuple[Any, int]] = {"accept": (f"{own_process_name()[0]}.*".encode(), _STRING)}
     for number in range(_ANSWERS_TO_NUMBERS):
         answers[f"nextcid:recv:{number}"] = b"it is lost", _STRING
     if library.PMIx_Data_pack(None, ctypes.byref(buffer), ctypes.byref(ctypes.c_int(1)), 1, ctypes.c_uint16(_INT)) == 0:
