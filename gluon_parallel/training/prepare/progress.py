@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, Optional
 
-from tqdm import tqdm
-
 from ...archive import described, refuse_differences
 from ...errors import LOG, CheckpointError
 from ...kvstore import launcher
@@ -28,12 +26,13 @@ LAG = 8  # steps after which a loss is read: the engine works ahead, and one tha
 
 
 @functools.cache  # the end of `catch_warnings` has Python show warnings again that it shows once
-def _kind_of_bar() -> tuple[type, bool]:
-    """The class of a bar, and whether it is a notebook's."""
+def _kinds_of_bar() -> tuple[type, type]:
+    """The class of a bar here, and that of a terminal's bar. The import takes 20 ms, which not all need."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # said of notebooks without ipywidgets, which get a bar of characters
+        from tqdm import tqdm
         from tqdm.autonotebook import tqdm as bar
-    return bar, bar is not tqdm
+    return bar, tqdm
 
 
 class _Launcher:
@@ -60,11 +59,12 @@ class Bar:
 
     def __init__(self, epoch: int = 0, done: int = 0, total: Optional[int] = None,
                  print_line: Optional[Callable[[str], None]] = None) -> None:  # fmt: skip
-        kind, is_notebook = _kind_of_bar()
+        kind, of_terminal = _kinds_of_bar()
+        is_notebook = kind is not of_terminal
         is_terminal = sys.stderr is not None and sys.stderr.isatty()  # None: it was closed when Python began
         is_drawn = is_terminal or (is_notebook and launched_group() is None)
         of_launcher = {"file": _Launcher(), "mininterval": 0.5} if not is_drawn and launcher.is_heard() else {}
-        self._bar = (tqdm if of_launcher else kind)(
+        self._bar = (of_terminal if of_launcher else kind)(
             desc=f"epoch {epoch}", total=total, initial=done, unit="step", leave=False,
             bar_format=None if total is None else _FORMAT,
             disable=print_line is None or not (is_drawn or of_launcher), **of_launcher,
