@@ -19,7 +19,7 @@ ifneq ($(origin UV),undefined)
 export UV
 endif
 
-.PHONY: help venv train lint test docs notebooks bench release clean
+.PHONY: help venv train lint test docs-venv docs notebooks bench release clean
 .DEFAULT_GOAL := help
 
 help:
@@ -77,9 +77,11 @@ test: $(if $(filter fast,$(TESTS)),lint,venv)
 # when they or the package have changed.
 DOCS_PYTHON = $(or $(PYTHON),$(shell for python in python3.13 python3.12 $$HOME/.pyenv/versions/3.13.*/bin/python3 \
 	$$HOME/.pyenv/versions/3.12.*/bin/python3; do "$$python" -c "" 2>/dev/null && echo "$$python" && break; done))
-docs:
+docs-venv:
 	@test -n "$(DOCS_PYTHON)" || { echo "make docs: needs Python 3.12 or 3.13; name one: make docs PYTHON=/path/to/python3.13"; exit 1; }
 	@VENV=.venv-docs PYTHON="$(DOCS_PYTHON)" REQUIREMENTS=docs/requirements.txt sh scripts/make_venv.sh
+
+docs: docs-venv
 	.venv-docs/bin/python -m sphinx -W --keep-going -q -d build/docs-doctrees docs build/docs
 	@echo "open build/docs/index.html"
 

@@ -1,4 +1,4 @@
-"""The built wheel, the source archive and a checkout install into empty environments, most without any compiler."""
+"""The built wheel, the source archive and a checkout install into new environments, most without any compiler."""
 
 import os
 import re
@@ -23,6 +23,13 @@ sys.path += importlib.util.find_spec("gluon_parallel").submodule_search_location
 import native
 native.library()
 print(native.NATIVE)
+"""
+# Where the package is, and the name of the wheel that it was installed from.
+ORIGIN = """
+import importlib.metadata, json, pathlib
+import gluon_parallel as gp
+url = json.loads(importlib.metadata.distribution("gluon-parallel").read_text("direct_url.json"))["url"]
+print(gp.__file__, pathlib.Path(url).name if url.endswith(".whl") else "")
 """
 
 
@@ -72,25 +79,24 @@ def archives(checkout, bare, tmp_path_factory):
     return folder / "dist"
 
 
-@pytest.mark.parametrize("kind", ["checkout", "*.whl"])
-def test_it_installs_into_an_empty_environment_and_runs_the_example(checkout, archives, bare, tmp_path, kind):
+def test_it_installs_into_an_empty_environment_and_runs_the_example(checkout, archives, bare, tmp_path):
+    """The wheel first, then the checkout over it, so that what both need is installed once."""
     run(sys.executable, "-m", "venv", tmp_path / "venv", folder=tmp_path)
     bin_folder = tmp_path / "venv/bin"
-    commands, environment = release.INSTALL, {**bare, "PATH": f"{bin_folder}:{bare['PATH']}"}
-    if kind != "checkout":
-        (archive,) = archives.glob(kind)
-        commands = release.INSTALL.replace("'.[all]'", f"'{archive}[all]'")
-        assert str(archive) in commands
-        environment["PIP_NO_COMPILE"] = "1"  # Python compiles what is imported, which takes less
-    run("sh", "-ec", commands, folder=checkout, environment=environment)
-    if kind != "checkout":  # nothing of it is read from the source
-        assert str(tmp_path) in run(
-            bin_folder / "python", "-c", "import gluon_parallel as gp; print(gp)", folder=tmp_path
-        )
-    said = run(bin_folder / "python", "-c", release.SCRIPT, folder=tmp_path)
-    (accuracy,) = re.findall(r"accuracy', (0\.\d+)", said)
-    assert 0.8 < float(accuracy) < 0.95
-    assert "gluon-parallel" in run(bin_folder / "gluon-parallel", "--version", folder=tmp_path)
+    environment = {**bare, "PATH": f"{bin_folder}:{bare['PATH']}"}
+    environment["PIP_NO_COMPILE"] = "1"  # Python compiles what is imported, which takes less
+    (wheel,) = archives.glob("*.whl")
+    of_wheel = release.INSTALL.replace("'.[all]'", f"'{wheel}[all]'")
+    assert str(wheel) in of_wheel
+    for commands in (of_wheel, release.INSTALL):
+        run("sh", "-ec", commands, folder=checkout, environment=environment)
+        origin = run(bin_folder / "python", "-c", ORIGIN, folder=tmp_path).split()
+        assert str(tmp_path) in origin[0]  # nothing is read from the source
+        assert origin[1:] == ([] if commands == release.INSTALL else [wheel.name])
+        said = run(bin_folder / "python", "-c", release.SCRIPT, folder=tmp_path)
+        (accuracy,) = re.findall(r"accuracy', (0\.\d+)", said)
+        assert 0.8 < float(accuracy) < 0.95
+        assert "gluon-parallel" in run(bin_folder / "gluon-parallel", "--version", folder=tmp_path)
 
 
 @pytest.mark.parametrize(
