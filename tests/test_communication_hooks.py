@@ -17,8 +17,8 @@ MPI = (pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py 
 APART = {"GLUON_PARALLEL_SHARED_MEMORY": "0"}
 EXHAUSTIVE = (pytest.mark.slow, pytest.mark.exhaustive)
 GROUPS = [
-    Group("mpi, 3 processes", run_mpi, 3, "mpi", QUICK, marks=MPI),
-    Group("mpi, 2 processes", run_mpi, 2, "mpi", CHECKS, marks=(*MPI, pytest.mark.slow)),
+    Group("mpi, 2 processes", run_mpi, 2, "mpi", QUICK, marks=MPI),
+    Group("mpi, 3 processes", run_mpi, 3, "mpi", CHECKS, marks=(*MPI, pytest.mark.slow)),
     Group("mpi, each process a host, 2 processes", run_mpi, 2, "mpi", CHECKS, APART, (*MPI, *EXHAUSTIVE)),
     Group("mpi, hosts of 2+1", run_mpi, 3, "mpi", CHECKS, {VARIABLE: "2+1"}, (*MPI, pytest.mark.slow)),
 ]

@@ -45,9 +45,9 @@ APART, NAIVE = {"GLUON_PARALLEL_SHARED_MEMORY": "0"}, {"MXNET_ENGINE_TYPE": "Nai
 MPI, SLOW_MPI, SLOW = (needs_mpi,), (needs_mpi, pytest.mark.slow), (pytest.mark.slow,)
 EXHAUSTIVE = (*SLOW, pytest.mark.exhaustive)
 GROUPS = [
-    # Each number of processes, and each way between them, is quick once: a group costs seconds of processor time.
-    Group("mpi, 2 processes", run_mpi, 2, "mpi", [*ALL, *MPI_ONLY], marks=SLOW_MPI),
-    Group("mpi, 3 processes", run_mpi, 3, "mpi", [*ALL, *MPI_ONLY, *checks("kvstore_random")], marks=MPI),
+    # Each way between processes is quick once: a group costs seconds of processor time. Three are in test_hosts.py.
+    Group("mpi, 2 processes", run_mpi, 2, "mpi", [*ALL, *MPI_ONLY], marks=MPI),
+    Group("mpi, 3 processes", run_mpi, 3, "mpi", [*ALL, *MPI_ONLY, *checks("kvstore_random")], marks=SLOW_MPI),
     Group("mpi, each process a host, 2 processes", run_mpi, 2, "mpi", [*ALL, *MPI_ONLY], APART, SLOW_MPI),
     Group("mpi, each process a host, 3 processes", run_mpi, 3, "mpi", [*ALL, OVERLAP], APART, (needs_mpi, *EXHAUSTIVE)),
     Group("mpi, naive engine", run_mpi, 2, "mpi", [SUMS[0], SUMS[-1], TRAINER, INTERRUPTED], NAIVE, MPI),

@@ -144,12 +144,18 @@ MOVES = {  # before which step -> from which devices to which
 }
 
 
-@pytest.mark.parametrize("before", MOVES)
-@pytest.mark.parametrize(
-    ("way", "store"),  # without a store, only DataParallel sums over devices
-    [*itertools.product(["step", "update", "DataParallel"], ["device", "of the caller"]), ("DataParallel", None)],
-)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+# Without a store, only DataParallel sums over devices. Each two of these occur together; all do in the rare ones.
+WAYS = [*itertools.product(["step", "update", "DataParallel"], ["device", "of the caller"]), ("DataParallel", None)]
+FOLLOWS = [
+    pytest.param(optimizer, *way, before, marks=[pytest.mark.slow, pytest.mark.exhaustive] if sum(numbers) % 2 else [])
+    for numbers, (optimizer, way, before) in zip(
+        itertools.product(*map(range, (len(OPTIMIZERS), len(WAYS), len(MOVES)))),
+        itertools.product(OPTIMIZERS, WAYS, MOVES),
+    )
+]
+
+
+@pytest.mark.parametrize(("optimizer", "way", "store", "before"), FOLLOWS)
 def test_a_trainer_follows_its_parameters_to_other_devices(optimizer, way, store, before):
     one = layers(gp.devices("cpu:1"))
     wanted = trainer_of(one, optimizer)
