@@ -20,10 +20,11 @@ TRAINING, GROUPS, RANDOM = map(checks, ("kvstore_training", "kvstore_groups", "k
 JOIN = checks("kvstore_join")
 ALL = [*SUMS, *STATISTICS, *METRICS[:2]]
 PLAIN_MPI, SLOW = {VARIABLE: "2+2", NONBLOCKING: "1"}, (pytest.mark.slow,)
+EXHAUSTIVE = (*SLOW, pytest.mark.exhaustive)
 SIMULATED = [
     Group("hosts of 2+1 processes", run_mpi, 3, "mpi", [*ALL, *JOIN], {VARIABLE: "2+1"}),
     Group("hosts of 3+2 processes", run_mpi, 5, "mpi", ALL, {VARIABLE: "3+2"}, SLOW),
-    Group("hosts of 2+1+1 processes", run_mpi, 4, "mpi", [*SUMS, *RANDOM], {VARIABLE: "2+1+1"}, SLOW),
+    Group("hosts of 2+1+1 processes", run_mpi, 4, "mpi", [*SUMS, *RANDOM], {VARIABLE: "2+1+1"}, EXHAUSTIVE),
     Group("without persistent operations", run_mpi, 4, "mpi", [*SUMS[:2], *STATISTICS, *GROUPS], PLAIN_MPI, SLOW),
 ]
 REAL = [

