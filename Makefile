@@ -25,8 +25,8 @@ endif
 help:
 	@echo "make train      train LeNet on handwritten digits, on two CPU devices or on all GPUs (ARGS='--epochs 3' adds options)"
 	@echo "                TASK=faster_rcnn (5 minutes), segmentation (12), text_lstm or pipeline: another of scripts/train_*.py"
-	@echo "make test       lint, type check and all tests but the slowest; 7 minutes (ARGS='-k empty' adds options of pytest)"
-	@echo "                TESTS=slow (23 minutes), more (rare states of lost processes) or seeds (9 minutes): those alone"
+	@echo "make test       lint, type check and all tests but the slowest; 6 minutes (ARGS='-k empty' adds options of pytest)"
+	@echo "                TESTS=slow (20 minutes), more (rare states and variants) or seeds (9 minutes): those alone"
 	@echo "make lint       ruff and mypy alone"
 	@echo "make docs       build the documentation site, with every notebook run, into build/docs; 4 minutes"
 	@echo "make notebooks  run the tutorials (docs/tutorials) and write them as notebooks with outputs; 3 minutes"

@@ -42,7 +42,13 @@ def test_the_script_reaches_95_percent_where_a_bag_of_words_reaches_50(tmp_path,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["ssp:2", "async", "dc:0.04", "backup:1", "local:4", "elastic:0.9"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "ssp:2", "async", "local:4",
+        *(pytest.param(mode, marks=pytest.mark.exhaustive) for mode in ("dc:0.04", "backup:1", "elastic:0.9")),
+    ],
+)  # fmt: skip
 def test_so_it_does_in_the_other_modes(tmp_path, mode):
     assert train(tmp_path, "--mode", mode, "--epochs", "12", config="async") == 0
     assert rows(tmp_path)[-1]["test_accuracy"] >= 0.95

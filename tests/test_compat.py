@@ -259,7 +259,7 @@ def test_a_python_without_distutils_and_setuptools_imports_mxnet_and_says_what_g
 # Each Python; the NumPy of its time for the oldest, and the last 1.x for the first Python without distutils.
 NUMPYS = {9: "1.23.5", 10: None, 11: None, 12: "1.26.4", 13: None}
 OTHERS = [
-    pytest.param(minor, numpy, marks=[pytest.mark.exhaustive] if minor == 10 else [])  # between the oldest and 3.11
+    pytest.param(minor, numpy, marks=[pytest.mark.exhaustive] if minor in (10, 12) else [])  # near to others
     for minor, numpy in NUMPYS.items()
     if numpy or minor != sys.version_info[1]
 ]
