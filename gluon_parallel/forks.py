@@ -36,8 +36,14 @@ def end_at_once(status: int) -> None:
             stream.flush()
     # They leave worker processes and a temporary folder; other libraries' finalizers may wait for something, too.
     thread = threading.Thread(target=util._run_finalizers, daemon=True)  # type: ignore[attr-defined]
-    thread.start()
-    thread.join(_END)
+    try:
+        thread.start()
+    except RuntimeError:  # since Python 3.12 none starts in a function of atexit, which runs in the main thread
+        signal.signal(signal.SIGALRM, lambda *_: os._exit(status))
+        signal.setitimer(signal.ITIMER_REAL, _END)
+        util._run_finalizers()  # type: ignore[attr-defined]
+    else:
+        thread.join(_END)
     os._exit(status)
 
 

@@ -116,6 +116,25 @@ def test_a_fork_can_leave_the_block_in_which_signals_are_handled():
     assert printed(script) == "5\n"
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_where_no_thread_starts_any_more_a_process_ends_at_once_too(waits):
+    """As in functions of atexit since Python 3.12; also where another library's finalizer waits."""
+    script = f"""
+        import os, threading, time
+        from multiprocessing import util
+        from gluon_parallel import forks
+
+        def start(_thread):
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+
+        forks._END = 0.1 if {waits} else 60.0
+        util.Finalize(None, time.sleep if {waits} else lambda _: os.write(1, b"ended"), args=(250,), exitpriority=1)
+        threading.Thread.start = start
+        forks.at_exit(lambda: forks.end_at_once(7))
+    """
+    assert printed(script, status=7) == ("" if waits else "ended")
+
+
 @pytest.mark.parametrize("loses", ["sys.stdout.close()", "sys.stdout = sys.stderr = None"])
 def test_a_process_without_output_ends_at_once_too(loses):
     script = f"""
