@@ -98,10 +98,6 @@ def test_hosts_that_open_mpi_takes_for_one_are_refused_with_what_to_write(called
     assert "are on two hosts" in done.stderr and "Name the hosts by their addresses" in done.stderr
 
 
-KILLED = r"rank 1 \(process \d+ on host-\d\) was killed by SIGKILL"
-LOST_BY_MPI = "WorkerLost: store 'mpi', process 0 of 2: lost the connection to process 1"
-
-
 @needs_hosts
 @pytest.mark.parametrize("engine", [pytest.param("ps", marks=pytest.mark.slow), "mpi"])
 def test_a_group_over_two_hosts_meets_and_ends_together(engine, two_hosts, tmp_path):
@@ -112,8 +108,7 @@ def test_a_group_over_two_hosts_meets_and_ends_together(engine, two_hosts, tmp_p
     for rank in range(2):
         log = (tmp_path / "logs" / f"rank-{rank}.log").read_text()
         assert "sum 3.0" in log
-        # MPI may hear of the loss first; process 0 then ends by an error of its own before the launcher ends it.
-        assert re.search(KILLED if rank == 1 else f"{KILLED}|{LOST_BY_MPI}", log), log
+        assert "rank 1 (process" in log and "was killed by SIGKILL" in log
     assert "rank 0 on host-" in done.stdout and "rank 1 on host-" in done.stdout
     assert {f"host-{number}" for number in range(2) if f"on host-{number}" in done.stdout} == {"host-0", "host-1"}
     if engine == "ps":

@@ -3,7 +3,6 @@
 import bdb
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -342,9 +341,7 @@ def test_a_run_that_was_killed_and_restarted_ends_with_the_weights_of_an_undistu
     assert [result.exit_code for result in results.values()] == [0, 0]
     assert [result.num_restarts for result in results.values()] == [0, 1]
     log = (results["killed"].logs / "rank-0.log").read_text()
-    # MPI may hear of the loss before the launcher; process 0 then ends by an error of its own.
-    assert re.search(r"rank 1 \(process .* was killed by SIGKILL|WorkerLost: .*process 1", log), log
-    assert "restart 1 of 1" in log
+    assert "rank 1 (process" in log and "was killed by SIGKILL" in log and "restart 1 of 1" in log
     (wanted, _), (got, epoch) = parameters(tmp_path / "undisturbed" / "1"), parameters(tmp_path / "killed" / "1")
     assert epoch == 2
     assert wanted.keys() == got.keys()

@@ -10,6 +10,7 @@ import pytest
 from gluon_parallel.kvstore import launcher
 from gluon_parallel.kvstore.flight_recorder.report import SAID
 from gluon_parallel.launch.decisions import Decisions
+from gluon_parallel.launch.ending import Ending
 from gluon_parallel.launch.logs import Logs
 
 TICK = 0.25  # seconds between two looks
@@ -417,3 +418,16 @@ def test_an_agent_that_comes_after_the_end_is_sent_away(group):
     done = group(["1 rank 0 exits -9", "2 rank 1 comes h1 10.0.0.1"], absent=["rank 1"], deaf=["rank 0"])
     assert done.decisions.failure.member == "rank 0"
     assert done.decisions.members["rank 1"].process == 0
+
+
+def test_the_cause_of_an_end_is_also_in_the_logs_of_processes_that_have_ended_by_then():
+    """As one does that hears of the loss by MPI, and ends by an error of its own, before the launcher hears of it."""
+    written = []
+    codes = {"rank 0": 1, "rank 1": -9, "rank 2": None}
+    members = {
+        name: types.SimpleNamespace(name=name, return_code=code, records=False, stopped_since=None, has_come=False)
+        for name, code in codes.items()
+    }
+    logs = types.SimpleNamespace(say=lambda text, names=(): written.append((text, sorted(names))))
+    Ending(members, lambda *_, **__: None, logs, 10.0).fail("rank 1", "rank 1 was killed", 137)
+    assert written[0] == ("error: rank 1 was killed\n    rank 2 cannot go on and will be ended", sorted(codes))

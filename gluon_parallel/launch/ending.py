@@ -43,8 +43,9 @@ class Ending:
         self.failure = Failure(name, message, exit_code)
         alive = [other for other in self._members.values() if other.name != name and other.return_code is None]
         names = ", ".join(other.name for other in alive)
+        # Also into the logs of those that have ended: an error that follows from this one may have ended them first.
         self._logs.say(f"error: {message}" + (f"\n    {names} cannot go on and will be ended" if names else ""),
-                       [*(other.name for other in alive), name])  # fmt: skip
+                       [*(other for other in self._members if other != name), name])  # fmt: skip
         if advice:
             self._logs.say(advice)
         self._writing = {other for other in alive if other.records and other.stopped_since is None}
