@@ -25,7 +25,7 @@ def check_shared_memory_of_stores_and_layers_that_nobody_holds_is_used_again(sto
     held, most = [], 0
     gc.collect()
     gather(store, "the end of a trial", np.zeros(1))  # what it has stays
-    before = in_use(store)
+    before = in_use(store)  # also what a check before this one let go of, until all processes have agreed on it
     for trial in range(6):
         made = gp.kvstore.create("mpi")
         value = nd.arange(NUM >> trial % 3) * (made.rank + 1 + trial)
@@ -47,12 +47,12 @@ def check_shared_memory_of_stores_and_layers_that_nobody_holds_is_used_again(sto
         del made, layer, x, y
         gc.collect()
         gather(store, "the end of a trial", np.array([trial], float))
-        most = max(most, in_use(store) - before)
+        most = max(most, in_use(store))
     del held
     gc.collect()
-    assert most >= NUM << 2
     # It is free when all processes have agreed that nobody holds it, soon after the last one has let go of it.
+    allowed = min(before, most - (NUM << 2))  # the trials used half a megabyte or more
     until = time.monotonic() + 60
-    while in_use(store) > before and time.monotonic() < until:
+    while in_use(store) > allowed and time.monotonic() < until:
         time.sleep(0.01)
-    assert in_use(store) <= before
+    assert in_use(store) <= allowed
