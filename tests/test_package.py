@@ -35,7 +35,7 @@ print(gp.__file__, pathlib.Path(url).name if url.endswith(".whl") else "")
 
 def run(*command, folder, environment=None):
     variables = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", str(folder)), **(environment or {})}
-    variables.update((name, value) for name, value in os.environ.items() if name.startswith(("PIP_", "UV_")))
+    variables.update((name, value) for name, value in os.environ.items() if name.startswith(("PIP_", "UV_", "SSL_")))
     done = subprocess.run(command, cwd=folder, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True,
                           timeout=900)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -80,16 +80,24 @@ def archives(checkout, bare, tmp_path_factory):
 
 
 def test_it_installs_into_an_empty_environment_and_runs_the_example(checkout, archives, bare, tmp_path):
-    """The wheel first, then the checkout over it, so that what both need is installed once."""
+    """The wheel first, then the checkout over it, so that what both need is installed once.
+
+    By uv where UV names it, as continuous integration does, which makes its own environment by pip.
+    """
     run(sys.executable, "-m", "venv", tmp_path / "venv", folder=tmp_path)
     bin_folder = tmp_path / "venv/bin"
     environment = {**bare, "PATH": f"{bin_folder}:{bare['PATH']}"}
     environment["PIP_NO_COMPILE"] = "1"  # Python compiles what is imported, which takes less
+    installer = "pip"
+    if uv := os.environ.get("UV"):
+        installer, environment["VIRTUAL_ENV"] = f"{uv} pip", str(tmp_path / "venv")
+        environment["UV_CACHE_DIR"] = run(uv, "cache", "dir", folder=tmp_path).strip()
     (wheel,) = archives.glob("*.whl")
     of_wheel = release.INSTALL.replace("'.[all]'", f"'{wheel}[all]'")
     assert str(wheel) in of_wheel
     for commands in (of_wheel, release.INSTALL):
-        run("sh", "-ec", commands, folder=checkout, environment=environment)
+        words = commands.replace("pip install", f"{installer} install")
+        run("sh", "-ec", words, folder=checkout, environment=environment)
         origin = run(bin_folder / "python", "-c", ORIGIN, folder=tmp_path).split()
         assert str(tmp_path) in origin[0]  # nothing is read from the source
         assert origin[1:] == ([] if commands == release.INSTALL else [wheel.name])
