@@ -200,6 +200,21 @@ def test_a_script_or_a_module_sees_of_itself_what_python_shows_it(tmp_path, word
     assert (done.returncode, done.stdout) == (0, expected.stdout), done.stderr
 
 
+FROZEN = """
+import gc
+
+class Thing:
+    pass
+
+print(gc.get_freeze_count() > 10000, any(thing is Thing for thing in gc.get_objects()))
+"""
+
+
+def test_collections_of_garbage_look_at_what_a_script_makes_and_not_at_what_was_imported_before(tmp_path):
+    (tmp_path / "script.py").write_text(FROZEN)
+    assert start("-m", "gluon_parallel", "run", "script.py", cwd=tmp_path).stdout == "True True\n"
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [

@@ -1,6 +1,7 @@
 """Command line: reads which command is named, and runs that one alone, before or after MXNet is imported."""
 
 import argparse
+import gc
 import importlib
 import os
 import signal
@@ -94,7 +95,11 @@ def run_if_asked():
 
 
 def import_done():
-    """From now on Ctrl-C is an exception again, as Python begins with."""
+    """From now on Ctrl-C is an exception again, as Python begins with, and no imported object is looked at as garbage.
+
+    A garbage collection of all objects takes 50 ms otherwise, and the end of the process 0.1 s more.
+    """
+    gc.freeze()
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
