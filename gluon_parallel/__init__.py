@@ -8,7 +8,7 @@ __version__ = "0.1.0"
 
 from .commands import cli as _cli
 
-_cli.run_if_asked()  # and exits: doctor and --help do without MXNet
+_cli.run_if_asked()  # and exits: doctor, launch and --help do without MXNet
 
 from . import archive as archive
 from . import asynchronous as asynchronous
@@ -56,8 +56,8 @@ from .training.start import start as start
 
 # Modules that the imports above leave here; dir() shows the public API alone.
 _INSIDE = """
-    bounds commands cores forks launch_engines leftovers loss_checks mxnet native patches reduce sample_loss split step
-    store_table training
+    bounds commands cores device_names environment forks launch_engines launcher leftovers loss_checks mxnet
+    native patches reduce sample_loss split step store_table training
 """.split()
 
 

@@ -1,16 +1,14 @@
 """Devices from a description: "cpu:2", "gpu@0,2", "auto" or a list becomes a list of ``mx.Context``."""
 
 import os
-import re
 from collections.abc import Iterable
 
-from . import bounds, cores
+from . import cores
+from .device_names import FORMS, read
 from .errors import DeviceUnavailable
 from .mxnet.compat import mx
 from .mxnet.engine import push
 from .mxnet.library import set_num_threads
-
-_FORMS = '"cpu", "cpu:2" (the first 2), "gpu" (all), "gpu:2", "gpu@0,2" (these), "auto", or a list of them'
 
 _CHOSEN = "GLUON_PARALLEL_DEVICES"  # set by `gluon-parallel launch --devices`; stands for "auto"
 
@@ -32,34 +30,11 @@ def _available():
     return f"this machine has {gpus}, and CPU devices as many as you name"
 
 
-def read(text):
-    """Parse "cpu", "gpu:2" or "gpu@0,2", whether they exist here or not: (kind, count or None, numbers or None).
-
-    Example:
-        >>> read("gpu:2"), read("gpu@0,2")
-        (('gpu', 2, None), ('gpu', None, [0, 2]))
-    """
-    match = re.fullmatch(r"(cpu|gpu)(?::(\d+)|@(\d+(?:,\d+)*)|\((\d+)\))?", text.strip().lower())
-    if match is None:
-        raise DeviceUnavailable(f"devices: cannot read {bounds.shown(text)}; expected {_FORMS}")
-    kind, count, chosen, one = match.groups()
-    if count is not None and not count.strip("0"):
-        raise DeviceUnavailable(
-            f'devices: {text!r} asks for 0 devices; the device with number 0 is "{kind}@0"; expected {_FORMS}'
-        )
-    many, which = (f"devices: the number {what}" for what in ("of devices", "of a device"))
-    most, error = bounds.DEVICES, DeviceUnavailable
-    numbers = (
-        [bounds.whole(which, one, 0, most - 1, error) for one in (chosen or one).split(",")] if chosen or one else None
-    )
-    return kind, None if count is None else bounds.whole(many, count, 1, most, error), numbers
-
-
 def _parse(spec):
     if isinstance(spec, mx.Context):
         return [spec]
     if not isinstance(spec, str):
-        raise DeviceUnavailable(f"devices: got {spec!r} of type {type(spec).__name__}; expected {_FORMS}")
+        raise DeviceUnavailable(f"devices: got {spec!r} of type {type(spec).__name__}; expected {FORMS}")
     text = spec.strip().lower()
     if text == "auto":
         text = os.environ.get(_CHOSEN, "auto").strip().lower()
@@ -80,7 +55,7 @@ def check_available(contexts, spec):
         if context.device_id < 0 or context.device_type == "gpu" and context.device_id >= num_gpus():
             raise DeviceUnavailable(f"devices: {context} in {told} is not there; {_available()}")
         if context.device_type not in ("cpu", "gpu"):
-            raise DeviceUnavailable(f"devices: {context} is memory, not a device to compute on; expected {_FORMS}")
+            raise DeviceUnavailable(f"devices: {context} is memory, not a device to compute on; expected {FORMS}")
 
 
 def devices(spec="auto"):
@@ -113,7 +88,7 @@ def devices(spec="auto"):
     specs = spec if isinstance(spec, list) else [spec]
     contexts = [context for one in specs for context in _parse(one)]
     if not contexts:
-        raise DeviceUnavailable(f"devices: got an empty list; expected {_FORMS}")
+        raise DeviceUnavailable(f"devices: got an empty list; expected {FORMS}")
     twice = sorted({str(context) for context in contexts if contexts.count(context) > 1})
     if twice:
         raise DeviceUnavailable(f"devices: {', '.join(twice)} named more than once in {spec!r}; name each device once")

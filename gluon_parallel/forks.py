@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from multiprocessing import util
 from typing import Any, Callable
 
+SIGNALS: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # that ask a training to stop
 _END = 3.0  # seconds in which what multiprocessing has begun can end
 
 _installed: list[_Handlers] = []  # the innermost last

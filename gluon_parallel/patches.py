@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 from .allreduce import gradients, written
 from .datasets import folders
+from .environment import launched_group
 from .kvstore import clients, factory, separate_training, trainer_parameters
-from .kvstore.environment import launched_group
 from .mxnet import last_error
 from .mxnet.compat import mx
 from .mxnet.compat.replacing import stands_for

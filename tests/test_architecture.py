@@ -22,7 +22,18 @@ PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text("utf-8")
 
 # From the lowest layer to the highest. In the lowest one, modules may use those before them.
 LAYERS = [
-    ["forks", "leftovers", "errors", "bounds", "store_table", "native", "cores"]
+    [
+        "forks",
+        "leftovers",
+        "errors",
+        "bounds",
+        "device_names",
+        "environment",
+        "launcher",
+        "store_table",
+        "native",
+        "cores",
+    ]
     + ["mxnet/cuda", "mxnet/compat", "mxnet/attached"]
     + [f"mxnet/{name}" for name in ("library", "arrays", "parameters", "blocks", "optimizers", "trainers", "modules")]
     + [
@@ -55,7 +66,7 @@ INSIDE = {
     ],
     "reduce": [["nag", "step_header", "update_order"], ["reducer"], ["hooked_sum", "shards"]],
     "kvstore": [
-        ["environment", "launcher", "protocols", "reserved_keys"],
+        ["protocols", "reserved_keys"],
         ["flight_recorder", "state", "together"],
         ["work"],
         ["gathering"],

@@ -79,7 +79,7 @@ def test_the_engines_are_tried_between_hosts_too(two_hosts):  # noqa: F811
         assert sections[name]["data"]["size 16 MB"]["right"]
 
 
-def test_without_mxnet_the_rest_is_told_and_other_commands_name_the_cure_and_the_doctor(python_without):
+def test_without_mxnet_the_rest_is_told_and_commands_that_need_it_name_the_cure_and_the_doctor(python_without):
     python = python_without("mxnet")
     status, sections = run_doctor(python, "--timeout", "200")
     assert status == 1
@@ -89,7 +89,9 @@ def test_without_mxnet_the_rest_is_told_and_other_commands_name_the_cure_and_the
     assert the_finding(sections["Training"])[0] == "failed"
     assert sections["NumPy"]["verdict"] == sections["Processor"]["verdict"] == "ok"
     assert "Not tried" in the_finding(sections["ps-lite"])[1]
-    for words in (["launch", "--help"], ["run", "script.py"]):
+    done = start(python, "-m", "gluon_parallel", "launch", "--help", seconds=60)
+    assert done.returncode == 0 and "--max-processes" in done.stdout  # the launcher itself does without MXNet
+    for words in (["run", "script.py"], ["parity"]):
         done = start(python, "-m", "gluon_parallel", *words, seconds=60)
         assert (done.returncode, done.stdout) == (2, "")
         wanted = r"MXNet is not installed in .* 'mxnet==1\.9\.1'.*\. `gluon-parallel doctor` .*"

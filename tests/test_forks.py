@@ -12,8 +12,7 @@ import pytest
 from processes import PYTHONPATH
 
 import gluon_parallel as gp
-from gluon_parallel import forks
-from gluon_parallel.kvstore import environment
+from gluon_parallel import environment, forks
 from gluon_parallel.store_table import STORES
 from gluon_parallel.training import stopping
 

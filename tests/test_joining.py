@@ -22,8 +22,8 @@ from processes import MPIRUN, run_command
 
 import gluon_parallel as gp
 import mxnet as mx
+from gluon_parallel import launcher
 from gluon_parallel.archive import Archive
-from gluon_parallel.kvstore import launcher
 from gluon_parallel.kvstore.mpi import pmix
 from gluon_parallel.launch.host_list import HostList, ask
 from gluon_parallel.launch.joins import Joins

@@ -14,8 +14,8 @@ from processes import HOROVODRUN, MPIRUN, needs_horovod, run_command, run_mpi, r
 
 import gluon_parallel as gp
 import mxnet as mx
+from gluon_parallel.environment import default_timeout
 from gluon_parallel.kvstore import flight_recorder
-from gluon_parallel.kvstore.environment import default_timeout
 from gluon_parallel.kvstore.flight_recorder.ring import read
 from gluon_parallel.kvstore.mpi import startup
 from gluon_parallel.mxnet import engine

@@ -16,9 +16,8 @@ from processes import HOROVODRUN
 
 import gluon_parallel as gp
 from gluon_parallel import launch_engines as engines
-from gluon_parallel import store_table
+from gluon_parallel import launcher, store_table
 from gluon_parallel.commands.cli import main as run
-from gluon_parallel.kvstore import launcher
 from gluon_parallel.launch import Failure, launching, worker
 from gluon_parallel.launch_engines import agent, hosts
 from gluon_parallel.launch_engines.hosts import Host

@@ -7,8 +7,7 @@ import types
 
 import pytest
 
-from gluon_parallel.kvstore import launcher
-from gluon_parallel.kvstore.flight_recorder.report import SAID
+from gluon_parallel import launcher
 from gluon_parallel.launch.decisions import Decisions
 from gluon_parallel.launch.ending import Ending
 from gluon_parallel.launch.logs import Logs
@@ -386,7 +385,7 @@ def test_after_sighup_nothing_is_written_to_the_terminal(group, capsys):
 
 @pytest.mark.parametrize(("deaf", "stops"), [([], []), (["rank 0"], []), (["rank 0"], ["0.5 rank 0 stops"])])
 def test_processes_write_their_flight_recorders_before_they_are_ended_for_another_one(group, capsys, deaf, stops):
-    done = group([*LISTEN, *stops, "1 rank 1 exits -9", f"1 rank 0 prints {SAID}a file"], deaf=deaf)
+    done = group([*LISTEN, *stops, "1 rank 1 exits -9", f"1 rank 0 prints {launcher.SAID}a file"], deaf=deaf)
     assert [message for _, name, message in done.sent if name == "rank 0"] == [
         *[{"signal": signal.SIGUSR1}] * (not stops), {"end": 3.0, "ask": True},
     ]  # fmt: skip

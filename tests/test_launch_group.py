@@ -24,7 +24,7 @@ from gluon_parallel.launch import decisions, group
 from gluon_parallel.launch.logs import Logs
 from gluon_parallel.launch_engines import LaunchEngine, agent
 
-LAUNCHER = Path(group.__file__).parents[1] / "kvstore" / "launcher.py"
+LAUNCHER = Path(group.__file__).parents[1] / "launcher.py"
 # What every script below begins with. Without -E it would find our packages, but 0.1 s later.
 PREAMBLE = f"""
 import os, signal, subprocess, sys, time

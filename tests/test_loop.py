@@ -17,8 +17,8 @@ import pytest
 
 import gluon_parallel as gp
 import mxnet as mx
+from gluon_parallel import launcher
 from gluon_parallel.errors import LOG, BatchMismatch, CheckpointError, NotFinite
-from gluon_parallel.kvstore import launcher
 from gluon_parallel.training import stopping
 from gluon_parallel.training.prepare import progress
 from gluon_parallel.training.prepare.progress import LAG

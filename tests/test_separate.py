@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from processes import MPIRUN, not_passed, run_command, run_mpi, run_servers
-from test_kvstore_environment import MANY
+from test_environment import MANY
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -56,7 +56,7 @@ def test_a_script_that_opens_no_store_is_told_so_once_under_the_launcher(tmp_pat
 
 @pytest.mark.parametrize(
     ("way", "num_steps"),
-    # What each starter sets is compared in test_kvstore_environment.py.
+    # What each starter sets is compared in test_environment.py.
     [
         ("srun", 1),
         ("mpirun", 5),

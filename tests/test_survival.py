@@ -20,7 +20,7 @@ from simulated_hosts import VARIABLE
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.kvstore.environment import min_processes
+from gluon_parallel.environment import min_processes
 from gluon_parallel.survive import refusals
 from mxnet import gluon
 

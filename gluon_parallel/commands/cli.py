@@ -77,8 +77,8 @@ def run_if_asked():
     if not _is_command_line():
         return
     words = sys.argv[1:]
-    if words[:1] == ["doctor"] or words[:1] == [] or words[0] not in COMMANDS:
-        sys.exit(main(words))  # which runs the doctor, shows the help, or says what is wrong with the words
+    if words[:1] == [] or words[0] in ("doctor", "launch") or words[0] not in COMMANDS:
+        sys.exit(main(words))  # which runs it, shows the help, or says what is wrong with the words
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends an import without its traceback
     try:

@@ -1,12 +1,12 @@
 """KVStores, through which processes sum their gradients: MXNet's own, and those that this package adds."""
 
+from ..environment import joins as joins
+from ..environment import may_join as may_join
 from . import clients as clients
 from . import exchange as exchange
 from . import separate_training as separate_training
 from .collective import collective as collective
 from .collective import outermost as outermost
-from .environment import joins as joins
-from .environment import may_join as may_join
 from .factory import NAMES as NAMES
 from .factory import as_store as as_store
 from .factory import connects_processes as connects_processes

@@ -8,9 +8,9 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
+from ..environment import refuse_if_alone
 from ..mxnet.compat import mx
 from . import flight_recorder
-from .environment import refuse_if_alone
 from .gathering import Gathering, gathered, open_for_sums
 from .handshake import SAME_VERSIONS, agree, spelled, version, words_of
 from .protocols import Keys

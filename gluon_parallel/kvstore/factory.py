@@ -4,12 +4,13 @@ import difflib
 import os
 from typing import Any
 
+from .. import launcher
+from ..environment import ALONE, store_name, taken_by, taking_rank
 from ..errors import StoreUnavailable
 from ..mxnet.compat import mx
 from ..store_table import STORES, load
-from . import launcher, separate_training
+from . import separate_training
 from .contract import is_ours
-from .environment import ALONE, store_name, taken_by, taking_rank
 from .servers import Servers, the_store
 
 _OF_ONE_PROCESS = ("local", "device", "nccl")

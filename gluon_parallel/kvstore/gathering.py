@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from ..environment import default_timeout
 from ..errors import BarrierTimeout, ExchangeError, WorkerLost
 from ..mxnet.compat import mx
-from .environment import default_timeout
 from .protocols import Vectors, offers
 from .state import state_of
 from .work import Work, leave_without_waiting

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from ..environment import default_timeout
 from ..errors import WorkerLost, WorkersDiffer
 from ..mxnet.compat import MXNET_VERSION
-from .environment import default_timeout
 from .gathering import gathered
 from .reserved_keys import HANDSHAKE_DIGEST, HANDSHAKE_WORDS
 from .state import state_of

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..environment import PATIENCE, default_timeout
 from ..mxnet.attached import Attached
 from ..mxnet.compat import mx
 from .contract import contract
-from .environment import PATIENCE, default_timeout
 from .gathering import gathered, prepare_gather
 from .handshake import differ
 from .reserved_keys import FIRST_ROWS, ROW_COUNTS, ROW_FORMS

@@ -4,11 +4,11 @@ import os
 import sys
 from typing import Any, Optional
 
+from ..environment import launched_group, taken_by
 from ..errors import SeparateTraining, warn
 from ..forks import at_exit
 from ..mxnet.compat import mx
 from .contract import is_distributed
-from .environment import launched_group, taken_by
 
 _STEPS = 3  # backward passes before the warning: by then trainer, sampler and layers have been made
 _OTHERS = ("horovod.mxnet", "horovod.torch", "mpi4py.MPI")  # libraries by which a script may connect processes itself

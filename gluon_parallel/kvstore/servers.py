@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
+from ..environment import default_timeout
 from ..errors import ArrayMismatch, CompressionFault, StoreUnavailable, WorkerLost, warn
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_tuple
@@ -14,7 +15,6 @@ from ..mxnet.engine import ending
 from ..mxnet.library import free_store
 from .base import pairs
 from .contract import Contract
-from .environment import default_timeout
 from .handshake import compare_once, differ, signature, spelled, words_of
 from .reserved_keys import FIRST_COUNT, FIRST_RESERVED
 from .work import Work, leave_without_waiting

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Callable, Protocol
 
+from ..environment import may_join, min_processes
 from ..mxnet.attached import Attached
 from ..mxnet.trainers import store_of
-from .environment import may_join, min_processes
 from .protocols import Regrouping, offers
 
 

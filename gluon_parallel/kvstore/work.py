@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..environment import LIMIT, PATIENCE, default_timeout
 from ..errors import WorkerLost
 from ..forks import at_exit, end_at_once
 from ..mxnet.arrays import addresses_of
@@ -22,7 +23,6 @@ from ..mxnet.library import check_call
 from ..native import function, provide
 from ..native.records import C, address_of
 from . import flight_recorder
-from .environment import LIMIT, PATIENCE, default_timeout
 
 _AT_ONCE = 0.1  # seconds between two looks for Ctrl-C
 _left: list[Any] = []  # kept alive for the engine, whose writes may still be pending

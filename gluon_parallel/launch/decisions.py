@@ -8,9 +8,8 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Optional
 
-from ..kvstore import launcher
-from ..kvstore.environment import PATIENCE, SILENT
-from ..kvstore.flight_recorder.report import SAID
+from .. import launcher
+from ..environment import PATIENCE, SILENT
 from .ending import Ending
 from .joins import Joins
 from .logs import Logs
@@ -106,7 +105,7 @@ class Decisions:
             self.joins.hear(member, text, self._now, self._rest)
         if "lines" in message:
             # After a failure, which is named already, the terminal shows no flight recorder; after Ctrl-C it does.
-            unseen = SAID if self.failure is not None and self.failure.member else None
+            unseen = launcher.SAID if self.failure is not None and self.failure.member else None
             self.logs.write(name, message["lines"], message["stream"], unseen)
         elif text.startswith(launcher.RAISED):
             self.raised.append(f"{name}: {text.removeprefix(launcher.RAISED)}")

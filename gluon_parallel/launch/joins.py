@@ -8,8 +8,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Callable, Optional
 
-from ..kvstore import launcher
-from ..kvstore.environment import SILENT
+from .. import launcher
+from ..environment import SILENT
 from ..launch_engines.hosts import Host, place
 from .host_list import HostList
 from .logs import Logs

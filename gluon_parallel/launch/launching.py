@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any, Callable, NamedTuple, Optional, Union
 
 from .. import bounds
-from ..devices import read as read_devices
+from ..device_names import read as read_devices
+from ..environment import JOINS, LAUNCH_FOLDER, MAX_PROCESSES, MIN_PROCESSES
 from ..errors import LaunchError
-from ..forks import signals_handled
-from ..kvstore.environment import JOINS, LAUNCH_FOLDER, MAX_PROCESSES, MIN_PROCESSES
+from ..forks import SIGNALS, signals_handled
 from ..launch_engines import LaunchEngine, forwarded, python_path
 from ..launch_engines import hosts as _hosts
 from ..store_table import launch_engines
-from ..training.stopping import SIGNALS
 from .group import Launcher
 from .host_list import HostList, ask
 from .logs import Logs, make_folder

@@ -5,7 +5,7 @@ import signal
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
-from ..kvstore import launcher
+from .. import launcher
 
 
 class Member:

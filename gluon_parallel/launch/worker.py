@@ -51,7 +51,7 @@ def run(main):
     except BaseException as error:
         stopped = isinstance(error, KeyboardInterrupt)
         if type(error).__name__ == "WorkerLost":
-            launcher, stopping = map(sys.modules.get, ("gluon_parallel.kvstore.launcher", _STOPPING))
+            launcher, stopping = map(sys.modules.get, ("gluon_parallel.launcher", _STOPPING))
             if launcher is not None:
                 launcher.send(launcher.LOST_ANOTHER)
             if stopping is not None and stopping.requested() is not None:
@@ -78,7 +78,7 @@ def run(main):
 
 def _tell(error):
     """Tell the launcher the error that this process ends by."""
-    launcher = sys.modules.get("gluon_parallel.kvstore.launcher")
+    launcher = sys.modules.get("gluon_parallel.launcher")
     if launcher is not None:
         launcher.send(launcher.RAISED + error)
 

@@ -14,9 +14,9 @@ import numpy as np
 from ..allreduce import CopySums, broadcast, gradients
 from ..allreduce.copy_sums import push_sums
 from ..allreduce.marks import Marks, get_marks, set_marks, watch
+from ..environment import launched_group
 from ..errors import LOG, GluonParallelError
 from ..kvstore.contract import Plan, adds_up_copies, contract, is_distributed
-from ..kvstore.environment import launched_group
 from ..kvstore.protocols import SparseSums, offers, summing_for
 from ..kvstore.trainer_parameters import follow_parameters
 from ..mxnet.attached import Attached

@@ -6,7 +6,7 @@ import functools
 import time
 from typing import Any, Callable, Optional
 
-from ..kvstore import launcher
+from .. import launcher
 from ..mxnet.compat import mx
 from . import meeting, newcomers
 from .progress import Progress

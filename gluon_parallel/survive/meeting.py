@@ -16,8 +16,8 @@ from typing import Any, Callable
 
 import numpy as np
 
+from .. import launcher
 from ..errors import WorkerLost
-from ..kvstore import launcher
 from ..kvstore.flight_recorder import RECORDER
 from ..kvstore.mpi import pmix, startup
 from ..kvstore.mpi.progress_engine import ProgressEngine

@@ -11,9 +11,9 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional
 
+from .. import launcher
 from ..errors import LOG
 from ..forks import end_at_once
-from ..kvstore import launcher
 from ..kvstore.handshake import version
 from ..kvstore.mpi import pmix
 from ..mxnet.blocks import parameters_by_structure

@@ -10,9 +10,8 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
-from .. import kvstore
+from .. import kvstore, launcher
 from ..errors import LOG
-from ..kvstore import launcher
 from ..mxnet.compat import mx
 from ..mxnet.engine.failures import drop_tracebacks
 from ..nn.sync_batch_norm.join import end_abandoned_steps

@@ -11,9 +11,8 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
-from .. import kvstore
+from .. import kvstore, launcher
 from ..errors import GradientUnavailable
-from ..kvstore import launcher
 from ..kvstore.collective import gather
 from ..kvstore.protocols import Regrouping, offers
 from ..kvstore.together import REPETITIONS

@@ -15,8 +15,8 @@ from typing import Any, Callable, Optional, Union
 
 from .. import archive
 from ..archive import writable
+from ..environment import LAUNCH_FOLDER, taken_by
 from ..errors import CheckpointError, ConfigError, NotFinite
-from ..kvstore.environment import LAUNCH_FOLDER, taken_by
 from . import pictures, report
 
 BEST = "best.npz"

@@ -6,12 +6,12 @@ import signal
 from collections.abc import Iterator
 from typing import Any, Callable, Optional
 
-from ..forks import signals_handled
-from ..kvstore import launcher
+from .. import launcher
+from ..forks import SIGNALS, signals_handled
 from ..kvstore.reserved_keys import STOP
 from ..mxnet.trainers import has_made_store
 from ..reduce.step_header import StepHeader, header_of
-from .worker_pools import SIGNALS, left_to_this_process
+from .worker_pools import left_to_this_process
 
 _signal: Optional[int] = None
 

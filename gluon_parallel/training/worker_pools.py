@@ -6,7 +6,6 @@ import contextlib
 import mmap
 import multiprocessing.pool
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,10 +15,8 @@ from typing import Any
 import numpy as np
 
 from .. import leftovers, native
-from ..forks import undo_in_forks
+from ..forks import SIGNALS, undo_in_forks
 from ..native.records import address_of
-
-SIGNALS: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _LIMIT = 5.0  # seconds for a pool to end; its workers are killed then
 _END = 15  # when a pool ends at the program's end: the priority of Python's own pools

@@ -13,8 +13,8 @@ import numpy as np
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.kvstore import launcher
-from gluon_parallel.kvstore.environment import joins
+from gluon_parallel import launcher
+from gluon_parallel.environment import joins
 from gluon_parallel.kvstore.mpi import pmix
 from gluon_parallel.survive import meeting
 from mxnet import gluon

@@ -10,7 +10,7 @@ import numpy as np
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.kvstore.environment import LIMIT, default_timeout
+from gluon_parallel.environment import LIMIT, default_timeout
 from gluon_parallel.reduce.shards import owner_bounds
 from mxnet import gluon, nd
 

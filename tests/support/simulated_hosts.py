@@ -6,7 +6,7 @@ Only tests read the variable: ``3+2`` makes the first three processes one host, 
 import os
 import sys
 
-from gluon_parallel.kvstore.environment import launched_rank
+from gluon_parallel.environment import launched_rank
 from gluon_parallel.kvstore.flight_recorder import ring
 from gluon_parallel.kvstore.mpi import progress_engine
 

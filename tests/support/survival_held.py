@@ -13,7 +13,7 @@ import simulated_hosts
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.kvstore import launcher
+from gluon_parallel import launcher
 from gluon_parallel.mxnet.engine.failures import drop_tracebacks
 from gluon_parallel.nn.sync_batch_norm.participants import drain
 from gluon_parallel.survive.regrouping import has_failed

@@ -12,8 +12,8 @@ from typing import Any
 from ...archive import writable
 from ...cores import num_logical
 from ...datasets.loader import Loader
+from ...environment import launched_rank
 from ...kvstore.contract import is_distributed
-from ...kvstore.environment import launched_rank
 from ...mxnet.compat import mx
 from ...mxnet.engine import mark
 from ...mxnet.trainers import parameters_of, store_of, updates_on_store

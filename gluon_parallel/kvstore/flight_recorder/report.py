@@ -12,11 +12,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ... import launcher
+from ...environment import LAUNCH_FOLDER
 from ...errors import LOG, WorkerLost
 from ...forks import undo_in_forks
 from ...native.records import C
-from .. import launcher
-from ..environment import LAUNCH_FOLDER
 from . import stack
 from .ring import RECORDER, Entry, Name, read
 
@@ -24,7 +24,6 @@ CALL = "call"  # the kind of an entry that is no exchange, but a function that e
 _NO_EXCHANGES = ("rendezvous", CALL)
 FOLDER = "GLUON_PARALLEL_FLIGHT_RECORDER"
 WHERE = "The last exchanges of process "  # begins the sentence that names the file
-SAID = "gluon_parallel: SIGUSR1: "  # how the line in the log begins
 _KEPT = 4  # reports in the file, with the new one
 _BETWEEN = "\n\n\n"
 _SHOWN = 3  # processes, and exchanges of each, that are named
@@ -272,8 +271,8 @@ def start(rank: int, size: int, progress: Any = None) -> None:
 def _handle(*_: Any) -> None:
     written = write("SIGUSR1")
     if getattr(RECORDER.progress, "failure", None) is None:  # else the error of the exchanges has said so
-        LOG.warning(f"{SAID}{written}")
-    LOG.warning(f"{SAID}the main thread is at {stack.of_this_process()}")
+        LOG.warning(f"{launcher.SAID}{written}")
+    LOG.warning(f"{launcher.SAID}the main thread is at {stack.of_this_process()}")
     launcher.send(launcher.WRITTEN)
 
 

@@ -6,9 +6,10 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from ... import launcher
+from ...environment import MIN_PROCESSES, PATIENCE, SILENT
 from ...native.records import C
-from .. import flight_recorder, launcher
-from ..environment import MIN_PROCESSES, PATIENCE, SILENT
+from .. import flight_recorder
 from ..flight_recorder.stack import of_this_process
 from ..work import gave_up
 from .agreement import key_in_words

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from ...environment import min_processes
 from ...errors import WorkerLost
 from .. import flight_recorder, separate_training
-from ..environment import min_processes
 from ..state import forget
 from . import startup
 from .progress_engine import ProgressEngine

@@ -15,14 +15,15 @@ from typing import Any
 
 import numpy as np
 
+from ... import launcher
+from ...environment import ALONE, LIMIT, MAX_PROCESSES, MIN_PROCESSES, PATIENCE, default_timeout, joins, refuse_if_alone
 from ...errors import LOG, StoreUnavailable, WorkerLost
 from ...forks import at_exit, end_at_once, undo_in_forks
 from ...mxnet.compat import environment, mx
 from ...mxnet.engine import settle
 from ...mxnet.engine.failures import is_reported
 from ...native import ends_within, repair_open_mpi
-from .. import flight_recorder, launcher
-from ..environment import ALONE, LIMIT, MAX_PROCESSES, MIN_PROCESSES, PATIENCE, default_timeout, joins, refuse_if_alone
+from .. import flight_recorder
 from ..handshake import SAME_VERSIONS, differ, spelled, version, words_of
 from ..work import leave_without_waiting
 from .pmix import follow_launcher, offer_addresses

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...environment import MIN_PROCESSES
 from ...errors import WorkerLost
-from ..environment import MIN_PROCESSES
 from ..work import leave_without_waiting, wait_until
 
 FAILED, LEFT, ASKED, ANSWERED = range(1, 5)  # what a message says; an agreement on keys has two kinds of its own

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from ...environment import PATIENCE, default_timeout
 from ...errors import BarrierBroken, BarrierTimeout, ExchangeError
 from ...kvstore.collective import gather
 from ...kvstore.contract import contract, is_distributed
-from ...kvstore.environment import PATIENCE, default_timeout
 from ...kvstore.work import name_of, wait_until
 from ...mxnet.blocks import options_of
 from ...mxnet.compat import mx

@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from ...environment import default_timeout
 from ...errors import DeviceNotLaunched
 from ...kvstore import check_sync_group, separate_training, sync_group
-from ...kvstore.environment import default_timeout
 from ...kvstore.exchange import StatisticsExchange, open_store
 from ...mxnet import engine
 from ...mxnet.attached import Attached

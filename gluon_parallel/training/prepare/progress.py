@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, Optional
 
+from ... import launcher
 from ...archive import described, refuse_differences
+from ...environment import launched_group
 from ...errors import LOG, CheckpointError
-from ...kvstore import launcher
-from ...kvstore.environment import launched_group
 from ...mxnet.compat import mx
 from ...mxnet.compat.array_types import as_legacy
 from ..checkpoint import files

@@ -6,8 +6,8 @@ import zlib
 from collections.abc import Iterator
 from typing import NamedTuple, Optional
 
-from .. import bounds
-from ..errors import StoreUnavailable
+from . import bounds
+from .errors import StoreUnavailable
 
 MIN_PROCESSES = "GLUON_PARALLEL_MIN_PROCESSES"  # fewest processes that continue after a loss
 MAX_PROCESSES = "GLUON_PARALLEL_MAX_PROCESSES"  # most processes that there are after others have joined

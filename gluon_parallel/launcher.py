@@ -16,6 +16,7 @@ LEFT_OUT = "goes on without "  # is sent, with the arguments of `left_out` as JS
 RAISED = "raised "  # is sent, with the error and its place, by a process that ends because of it
 ASKED = "asked to stop by "  # is sent, with a signal's number, by a process that stops after its step
 LISTENS, WRITTEN = "listens to SIGUSR1", "has written"  # are sent by a process with a flight recorder, see its `start`
+SAID = "gluon_parallel: SIGUSR1: "  # begins the line in the log that says where the flight recorder's file is
 BAR = "bar "  # begins the progress that the launcher's terminal shows; nothing after it removes it
 SAYS = "says "  # begins what the launcher writes into the logs of all processes
 LOST = "lost "  # is heard, with a number, when the launcher has lost that process

