@@ -8,7 +8,7 @@ __version__ = "0.1.0"
 
 from .commands import cli as _cli
 
-_cli.run_if_asked()  # and exits: doctor, launch and --help do without MXNet
+_cli.run_if_asked()  # and exits: doctor, launch and --help do without what follows
 
 from . import archive as archive
 from . import asynchronous as asynchronous

@@ -1,6 +1,7 @@
 """`python -m gluon_parallel run` is `python`, with an `import mxnet` that works."""
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -161,6 +162,13 @@ def test_ctrl_c_ends_a_command_that_imports_mxnet_without_a_traceback(script, tm
     )
     done = start("-m", "gluon_parallel", "parity", "--net", f"{path}:net", "--processes", "1", cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_ctrl_c_ends_a_launcher_that_is_just_starting_without_a_traceback(tmp_path):
+    (tmp_path / "numpy.py").write_text("import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(60)")
+    words = "-m", "gluon_parallel", "launch", "-n", "1", "script.py"
+    done = start(*words, cwd=tmp_path, PYTHONPATH=os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 SEEN = """

@@ -98,6 +98,13 @@ def test_without_mxnet_the_rest_is_told_and_commands_that_need_it_name_the_cure_
         assert re.fullmatch(f"gluon-parallel {words[0]}: {wanted}", done.stderr.rstrip("\n")), done.stderr
 
 
+def test_the_launcher_says_in_a_line_what_does_not_import(python_without):
+    done = start(python_without("numpy"), "-m", "gluon_parallel", "launch", "--help", seconds=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    wanted = r"ModuleNotFoundError: No module named 'numpy'\. `gluon-parallel doctor` checks this installation"
+    assert re.fullmatch(f"gluon-parallel launch: {wanted}", done.stderr.rstrip("\n")), done.stderr
+
+
 def test_ctrl_c_ends_a_process_that_is_just_being_started(monkeypatch):
     start, started = subprocess.Popen, []
 

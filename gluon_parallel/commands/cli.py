@@ -16,7 +16,7 @@ from ..errors import ConfigError, GluonParallelError
 INTERRUPTED = 130  # the exit status after Ctrl-C, as in shells
 
 # Each word after `gluon-parallel`: the module with its `configure(parser)` and `main(options)`, and its help. It is
-# imported when it is named, because most need MXNet, which `doctor`, `--help` and errors must do without.
+# imported when it is named, because most need MXNet, which `doctor`, `launch`, `--help` and errors do without.
 COMMANDS = {
     "run": (".run", "Run a script that knows only MXNet, and make MXNet importable for it."),
     "launch": ("..launch", "Run one script as several processes, on one host or on many, and end them together."),
@@ -72,32 +72,38 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 def run_if_asked():
     """Run a command that does without MXNet and exit, if this process was started for one; otherwise return.
 
-    The first lines of ``gluon_parallel/__init__`` call it, because everything behind them needs MXNet.
+    The first lines of ``gluon_parallel/__init__`` call it, because the imports behind them bring MXNet.
     """
     if not _is_command_line():
         return
     words = sys.argv[1:]
-    if words[:1] == [] or words[0] in ("doctor", "launch") or words[0] not in COMMANDS:
-        sys.exit(main(words))  # which runs it, shows the help, or says what is wrong with the words
+    command = words[0] if words and words[0] in COMMANDS else None
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends an import without its traceback
     try:
-        from ..mxnet import compat as compat
-        from ..native import library
+        if command in ("doctor", "launch"):
+            importlib.import_module(COMMANDS[command][0], __package__)
+        elif command is not None:
+            from ..mxnet import compat as compat
+            from ..native import library
 
-        library()
+            library()
     except Exception as error:
         from .doctor.probes import reason
 
         said = reason("".join(traceback.format_exception_only(type(error), error)))
         print(f"gluon-parallel {words[0]}: {said}. `gluon-parallel doctor` checks this installation", file=sys.stderr)
         sys.exit(2)
+    if command in (None, "doctor", "launch"):
+        import_done()
+        sys.exit(main(words))  # which runs it, shows the help, or says what is wrong with the words
 
 
 def import_done():
-    """From now on Ctrl-C is an exception again, as Python begins with, and no imported object is looked at as garbage.
+    """From now on Ctrl-C is an exception again, and garbage collections leave out what has been imported.
 
-    A garbage collection of all objects takes 50 ms otherwise, and the end of the process 0.1 s more.
+    Otherwise each full collection takes 50 ms more, and the end of the process 0.1 s more. Who looks for what refers to
+    an object, as by ``gc.get_referrers``, calls ``gc.unfreeze()`` before.
     """
     gc.freeze()
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:

@@ -11,13 +11,9 @@ from ..errors import StoreUnavailable
 from ..mxnet.compat import mx
 from ..mxnet.compat.array_types import as_legacy
 from ..mxnet.engine import order
+from ..store_table import INSTALL_HOROVOD
 from .base import Store
 from .handshake import compare_once
-
-INSTALL = (
-    "`sh scripts/make_horovod.sh` in a clone of gluon_parallel's repository builds it into .venv-horovod (3 minutes, "
-    "with a C++ compiler), and shows how to build it into another environment"
-)
 
 _numbers = itertools.count()
 
@@ -36,7 +32,8 @@ class Horovod(Store):
             self._horovod = importlib.import_module("horovod.mxnet")
         except ImportError as error:
             raise StoreUnavailable(
-                f"the store 'horovod' needs Horovod built for MXNet ({error}). {INSTALL}; or choose mpi or dist_sync"
+                f"the store 'horovod' needs Horovod built for MXNet ({error}). {INSTALL_HOROVOD}; or choose mpi or "
+                "dist_sync"
             ) from error
         self._horovod.init()
         self.rank, self.num_workers = self._horovod.rank(), self._horovod.size()

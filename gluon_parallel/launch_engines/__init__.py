@@ -1,6 +1,7 @@
 """Engines, what starts the processes: mpirun, MXNet's servers, horovodrun; each with its checks.
 
-Nothing here imports MXNet before it is needed, since the doctor reads the table where MXNet does not import.
+Nothing here imports MXNet before it is needed: the launcher does without it, and the doctor reads the table where it
+does not import.
 """
 
 import contextlib
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple, Optional
 
 from ..errors import LaunchError
+from ..store_table import INSTALL_HOROVOD
 from . import agent, hosts
 from .hosts import Host
 
@@ -328,9 +330,7 @@ class Horovod(LaunchEngine):
 
     def check(self) -> Optional[str]:
         if self.missing():
-            from ..kvstore.horovod import INSTALL
-
-            remedy = f"Take --engine mpi, or build it: {INSTALL}"
+            remedy = f"Take --engine mpi, or build it: {INSTALL_HOROVOD}"
             raise LaunchError(f"engine horovod: Horovod is not installed in {sys.prefix}. {remedy}")
         return None
 
