@@ -49,9 +49,9 @@ lint: venv
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-# Files run side by side, on one worker more than there are cores, since many tests wait for other processes. A file
-# stays on one worker, so what it builds, it builds once. ARGS='-n 0' runs one test after the other.
-WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 7 ? cores + 1 : 8)))
+# Files run side by side, on one worker more than there are cores, since many tests wait for other processes; slow ones on
+# two more. A file stays on one worker, so what it builds, it builds once. ARGS='-n 0' runs one test after the other.
+WORKERS ?= $(shell most=$$(($$(nproc) + $(if $(filter fast seeds,$(TESTS)),1,2))); echo $$((most < 8 ? most : 8)))
 PYTEST = $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations=15
 
 # NEW of the seeds are drawn anew each time, the others are 1, 2, ...; the first lines show them. ARGS='--seeds 7' runs

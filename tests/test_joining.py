@@ -170,7 +170,7 @@ def test_all_give_up_a_new_process_that_is_lost_in_the_first_or_last_step_of_con
     source, library = tmp_path / "ends.c", tmp_path / "ends.so"
     source.write_text(ENDS_IN_EXCHANGE)
     caches = {"ZIG_GLOBAL_CACHE_DIR": str(tmp_path), "ZIG_LOCAL_CACHE_DIR": str(tmp_path)}
-    # -nostdlib: zig would first compile its own, which takes 20 s
+    # Without these two options zig would first compile libraries of its own, which takes 20 s.
     command = [*build.compiler(), "-O2", "-fPIC", "-shared", "-nostdlib", str(source), "-lc", "-o", str(library)]
     subprocess.run(command, env={**os.environ, **caches}, check=True)
     monkeypatch.setenv("ENDS_IN_EXCHANGE", str(library))

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -82,7 +83,7 @@ def archives(checkout, bare, tmp_path_factory):
 def test_it_installs_into_an_empty_environment_and_runs_the_example(checkout, archives, bare, tmp_path):
     """The wheel first, then the checkout over it, so that what both need is installed once.
 
-    By uv where UV names it, as continuous integration does, which makes its own environment by pip.
+    By uv where UV names it, as in continuous integration, where pip has made .venv.
     """
     run(sys.executable, "-m", "venv", tmp_path / "venv", folder=tmp_path)
     bin_folder = tmp_path / "venv/bin"
@@ -90,7 +91,7 @@ def test_it_installs_into_an_empty_environment_and_runs_the_example(checkout, ar
     environment["PIP_NO_COMPILE"] = "1"  # Python compiles what is imported, which takes less
     installer = "pip"
     if uv := os.environ.get("UV"):
-        installer, environment["VIRTUAL_ENV"] = f"{uv} pip", str(tmp_path / "venv")
+        installer, environment["VIRTUAL_ENV"] = f"{shlex.quote(shutil.which(uv))} pip", str(tmp_path / "venv")
         environment["UV_CACHE_DIR"] = run(uv, "cache", "dir", folder=tmp_path).strip()
     (wheel,) = archives.glob("*.whl")
     of_wheel = release.INSTALL.replace("'.[all]'", f"'{wheel}[all]'")
