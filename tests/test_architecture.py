@@ -22,18 +22,8 @@ PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text("utf-8")
 
 # From the lowest layer to the highest. In the lowest one, modules may use those before them.
 LAYERS = [
-    [
-        "forks",
-        "leftovers",
-        "errors",
-        "bounds",
-        "device_names",
-        "environment",
-        "launcher",
-        "store_table",
-        "native",
-        "cores",
-    ]
+    ["forks", "leftovers", "errors", "bounds", "device_names", "environment", "launcher"]
+    + ["store_table", "native", "cores"]
     + ["mxnet/cuda", "mxnet/compat", "mxnet/attached"]
     + [f"mxnet/{name}" for name in ("library", "arrays", "parameters", "blocks", "optimizers", "trainers", "modules")]
     + [

@@ -78,23 +78,24 @@ def run_if_asked():
         return
     words = sys.argv[1:]
     command = words[0] if words and words[0] in COMMANDS else None
+    needs_mxnet = command not in (None, "doctor", "launch")
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends an import without its traceback
     try:
-        if command in ("doctor", "launch"):
-            importlib.import_module(COMMANDS[command][0], __package__)
-        elif command is not None:
+        if needs_mxnet:
             from ..mxnet import compat as compat
             from ..native import library
 
             library()
+        elif command is not None:
+            importlib.import_module(COMMANDS[command][0], __package__)
     except Exception as error:
         from .doctor.probes import reason
 
         said = reason("".join(traceback.format_exception_only(type(error), error)))
         print(f"gluon-parallel {words[0]}: {said}. `gluon-parallel doctor` checks this installation", file=sys.stderr)
         sys.exit(2)
-    if command in (None, "doctor", "launch"):
+    if not needs_mxnet:
         import_done()
         sys.exit(main(words))  # which runs it, shows the help, or says what is wrong with the words
 
