@@ -137,7 +137,7 @@ def test_the_others_go_on_when_a_new_process_is_lost_before_they_have_its_addres
     assert re.search(r"rank 3 did not join: it was killed by SIGKILL.*; 2 go on", output) and "joined: rank 4" in output
 
 
-ENDS_IN_EXCHANGE = """
+FAULTS_IN_CONNECT = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <signal.h>
@@ -145,39 +145,76 @@ ENDS_IN_EXCHANGE = """
 #include <string.h>
 #include <unistd.h>
 
+static void *function_of_mpi(const char *name)
+{
+    return dlsym(dlopen("libmpi.so.40", RTLD_LAZY | RTLD_NOLOAD), name);
+}
+
 /* The key stands at the beginning of what is given. */
 int opal_pmix_base_exchange(const char *key, void *answer, int seconds)
 {
-    if (strstr(key, getenv("ENDS_AT_KEY"))) {
+    const char *ends = getenv("ENDS_AT_KEY");
+    if (ends && strstr(key, ends)) {
         for (int tenths = 0; tenths < 300 && access(getenv("MARK"), F_OK); tenths++)
             usleep(100000);
         sleep(1); /* until process 0 waits, which has just made that file */
         kill(getpid(), SIGKILL);
     }
-    void *mpi = dlopen("libmpi.so.40", RTLD_LAZY | RTLD_NOLOAD);
-    return ((int (*)(const char *, void *, int))dlsym(mpi, "opal_pmix_base_exchange"))(key, answer, seconds);
+    return ((int (*)(const char *, void *, int))function_of_mpi("opal_pmix_base_exchange"))(key, answer, seconds);
+}
+
+/* In Connect, each process has just got the names of the new ones, and asks mpirun next to connect all. */
+char **opal_argv_split(const char *text, int at)
+{
+    const char *fault = at == ':' ? getenv("IN_CONNECT") : NULL;
+    if (fault && !strcmp(fault, "ends")) {
+        kill(atoi(getenv("MPIRUN")), SIGSTOP);
+        kill(getpid(), SIGKILL);
+    }
+    if (fault)
+        sleep(1); /* until the other one has ended */
+    return ((char **(*)(const char *, int))function_of_mpi("opal_argv_split"))(text, at);
 }
 """
+
+
+@pytest.fixture
+def faults(tmp_path, monkeypatch):
+    """The library of that source is loaded before MPI."""
+    source, library = tmp_path / "faults.c", tmp_path / "faults.so"
+    source.write_text(FAULTS_IN_CONNECT)
+    caches = {"ZIG_GLOBAL_CACHE_DIR": str(tmp_path), "ZIG_LOCAL_CACHE_DIR": str(tmp_path)}
+    # Without these two options zig would first compile libraries of its own, which takes 20 s.
+    command = [*build.compiler(), "-O2", "-fPIC", "-shared", "-nostdlib", str(source), "-lc", "-o", str(library)]
+    subprocess.run(command, env={**os.environ, **caches}, check=True)
+    monkeypatch.setenv("FAULTS", str(library))
 
 
 @needs_mpi
 @pytest.mark.slow
 @pytest.mark.parametrize("key", ["accept", "activate"])
 def test_all_give_up_a_new_process_that_is_lost_in_the_first_or_last_step_of_connect(
-    undisturbed, tmp_path, monkeypatch, key
+    undisturbed, tmp_path, monkeypatch, faults, key
 ):
     """Process 0 waits in MPI for an answer of the new one, and the other process for what process 0 sends then."""
-    source, library = tmp_path / "ends.c", tmp_path / "ends.so"
-    source.write_text(ENDS_IN_EXCHANGE)
-    caches = {"ZIG_GLOBAL_CACHE_DIR": str(tmp_path), "ZIG_LOCAL_CACHE_DIR": str(tmp_path)}
-    # Without these two options zig would first compile libraries of its own, which takes 20 s.
-    command = [*build.compiler(), "-O2", "-fPIC", "-shared", "-nostdlib", str(source), "-lc", "-o", str(library)]
-    subprocess.run(command, env={**os.environ, **caches}, check=True)
-    monkeypatch.setenv("ENDS_IN_EXCHANGE", str(library))
     monkeypatch.setenv("MARK", str(tmp_path / "meets"))
     orders = "2:10:SIGKILL", "0:connect:mark", f"3:exchange:{key}", "unwatched"
     output = check(undisturbed, tmp_path, *orders, num=3, epochs=80, limit=20)
     assert re.search(r"rank 3 did not join: it was killed by SIGKILL.*; 2 go on", output) and "joined: rank 4" in output
+
+
+@needs_mpi
+@pytest.mark.slow
+@pytest.mark.parametrize("num", [3, 4])
+def test_the_others_go_on_when_one_of_them_is_lost_before_it_asks_mpirun_to_connect_all(
+    undisturbed, tmp_path, faults, num
+):
+    """In its Connect, MPI waits until mpirun has heard of all of them, or for ever."""
+    late = [f"{rank}:connect:IN_CONNECT=late" for rank in range(num - 2)]
+    orders = f"{num - 1}:10:SIGKILL", f"{num - 2}:connect:IN_CONNECT=ends", *late
+    output = check(undisturbed, tmp_path, *orders, num=num, epochs=80, limit=20)
+    assert re.search(rf"rank {num} did not join: .*; {num - 2} go on", output)
+    assert f"joined: rank {num + 1}" in output
 
 
 @needs_mpi
@@ -191,10 +228,8 @@ def test_a_process_that_mpi_does_not_let_go_from_a_meeting_ends_and_the_others_g
 ):
     orders = "2:10:SIGKILL", f"{rank}:connect:sleep", *more
     output = check(undisturbed, tmp_path, *orders, num=3, epochs=100, limit=limit)
-    words = (
-        rf"process {rank} of 2 ends, so that the others go on: MPI has not come back from the meeting with \w+ 3 for "
-    )
-    assert 10 <= int(re.search(words + r"(\d+) s", output)[1]) < 40
+    words = rf"process {rank} of 2 ends, as MPI has not come back from the meeting with \w+ 3 for "
+    assert 10 <= int(re.search(words + r"(\d+) s; the others go on", output)[1]) < 40
     assert re.search(rf"rank {rank} \(process \d+ on \S+\) was killed by SIGKILL", output)
     assert "joined: rank" in output
 

@@ -37,6 +37,28 @@ int ompi_comm_request_schedule_append(void *request, int (*callback)(void *), vo
     return 0;
 }
 
+static void (*answer)(int, void *);
+static void *to;
+int num_asked, num_progress, lose_at, revoke_at, answer_at;
+int PMIx_Connect_nb(void *a, size_t b, void *c, size_t d, void (*answered)(int, void *), void *data)
+{
+    (void)a, (void)b, (void)c, (void)d;
+    answer = answered, to = data, num_progress = 0;
+    return num_asked++ == 2 ? -27 : 0;
+}
+int PMIx_Connect(void *, size_t, void *, size_t);
+int connect_processes(void) { return PMIx_Connect(NULL, 0, NULL, 0); }
+void opal_progress(void)
+{
+    num_progress++;
+    if (num_progress == lose_at)
+        ompi_errhandler_proc_failed_internal(NULL, 0, true);
+    if (num_progress == revoke_at)
+        ompi_comm_revoke_local((void *)2, false);
+    if (num_progress == answer_at)
+        answer(-1, to);
+}
+
 void note_loss_in(size_t comm) { ompi_comm_revoke_local((void *)comm, true); }
 void finish(size_t comm) { mca_coll_base_comm_select((void *)comm); }
 void give_up(size_t comm) { mca_coll_base_comm_unselect((void *)comm); }
@@ -94,6 +116,20 @@ native.function("gp_after_meeting", 0)()
 mpi.lose()
 assert mpi.end_of_last_part() == 0 and counts() == [0, 4], "as usual"
 
+def connect(**at):
+    for name in ("lose_at", "revoke_at", "answer_at"):
+        ctypes.c_int.in_dll(mpi, name).value = at.get(name, 0)
+    return mpi.connect_processes(), ctypes.c_int.in_dll(mpi, "num_progress").value
+
+assert connect(lose_at=1, revoke_at=2, answer_at=3) == (-1, 3), "nobody meets"
+native.function("gp_before_meeting", 0)()
+assert connect(answer_at=4) == (-1, 4), "mpirun's answer"
+assert connect() == (-27, 0), "mpirun is not asked"
+assert connect(revoke_at=2) == (-61, 2)
+native.function("gp_before_meeting", 0)()
+assert connect(lose_at=3) == (-61, 3)
+native.function("gp_after_meeting", 0)()
+
 mpi.fail_after_freed(7)
 assert sum_of_fatal() == 7, "it follows from the loss"
 mpi.fail_after_freed(1)
@@ -103,7 +139,9 @@ print("ok")
 """
 
 
-def test_a_loss_is_noted_in_a_communicator_when_it_is_complete_ends_what_is_tried_and_no_program(tmp_path):
+def test_a_loss_is_noted_in_a_communicator_when_it_is_complete_ends_what_is_tried_or_waited_for_and_no_program(
+    tmp_path,
+):
     source, library = tmp_path / "like_open_mpi.c", tmp_path / "libmpi.so"
     source.write_text(LIKE_OPEN_MPI)
     command = [

@@ -9,6 +9,8 @@
      there (`ompi_dpm_connect_accept`);
    - or wait for ever: a request that consists of others forgets that the last one has failed, so the search for a number
      of the communicator is repeated, and fails, without end (`ompi_comm_request_progress`);
+   - or wait for ever: mpirun, which is asked to connect processes, waits for one that it has just lost
+     (`ompi_dpm_connect_accept`, `PMIx_Connect`);
    - or end with status 7: a collective operation that has failed frees what it has sent and received, of which some ends
      later, with an error that is nobody's any more (`NBC_Progress`, `mca_pml_ob1_recv_request_fini`). */
 #include <dlfcn.h>
@@ -17,11 +19,13 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "external.h"
 
 #define PROC_FAILED 75 /* MPI_ERR_PROC_FAILED */
 #define REQUEST 7      /* MPI_ERR_REQUEST */
+#define LOST_CONNECTION -61 /* PMIX_ERR_LOST_CONNECTION */
 
 typedef struct Communicators {
     void **all;
@@ -32,7 +36,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the lists */
 static Communicators finished;                           /* those that have collective operations */
 static Communicators missed;                             /* others, of which a process was lost */
 static Communicators young;                              /* those of `finished` that were made in a meeting under way */
-static _Atomic int num_failures, num_revoked, num_before = -1;
+static _Atomic int num_failures, num_revoked, num_before = -1, num_revoked_before;
 
 static void add(Communicators *to, void *comm)
 {
@@ -92,6 +96,15 @@ typedef int Collectives(void *comm);
 typedef int Failed(void *process, int status, bool forward);
 typedef void Fatal(void *comm, int *error, ...);
 typedef int Append(void *request, Callback callback, void **parts, int num_parts);
+typedef void Progress(void);
+typedef void Answered(int status, void *answer);
+typedef int Connect(const void *processes, size_t num_processes, const void *options, size_t num_options,
+                    Answered *answered, void *answer);
+
+typedef struct Answer {
+    int status;
+    _Atomic bool is_there;
+} Answer;
 
 static Revoke *own_revoke;
 
@@ -111,13 +124,14 @@ static bool has_lost_in_meeting(void)
 EXPORT bool ompi_comm_revoke_local(void *comm, bool only_collectives)
 {
     find_revoke(__builtin_return_address(0));
-    num_revoked++;
     pthread_mutex_lock(&lock);
     bool is_finished = find(&finished, comm) < finished.num;
     if (!is_finished && find(&missed, comm) == missed.num)
         add(&missed, comm);
     pthread_mutex_unlock(&lock);
-    return is_finished && own_revoke(comm, only_collectives);
+    bool is_changed = is_finished && own_revoke(comm, only_collectives);
+    num_revoked += is_changed;
+    return is_changed;
 }
 
 /* Choose the collective operations of a communicator, the last thing that it needs. */
@@ -195,10 +209,42 @@ EXPORT int ompi_comm_request_schedule_append(void *request, Callback callback, v
     return own(request, callback ? callback : end, parts, num_parts);
 }
 
+static void note_answer(int status, void *answer)
+{
+    Answer *to = answer;
+    to->status = status;
+    to->is_there = true;
+}
+
+/* Ask mpirun to connect processes, and wait for its answer; where processes meet, only until one of them is lost, or a
+   communicator is revoked. Open MPI notes both in `opal_progress`. */
+EXPORT int PMIx_Connect(const void *processes, size_t num_processes, const void *options, size_t num_options)
+{
+    OWN(Connect, PMIx_Connect_nb);
+    static Progress *progress;
+    if (!progress)
+        progress = (Progress *)function_of(__builtin_return_address(0), "opal_progress");
+    Answer *answer = calloc(1, sizeof *answer);
+    if (!answer)
+        abort();
+    int status = own(processes, num_processes, options, num_options, note_answer, answer);
+    const struct timespec pause = {.tv_nsec = 100000};
+    while (!status && !answer->is_there) {
+        if (has_lost_in_meeting() || (num_before >= 0 && num_revoked != num_revoked_before))
+            return LOST_CONNECTION; /* its memory stays: mpirun may still answer */
+        progress();
+        nanosleep(&pause, NULL);
+    }
+    status = status ? status : answer->status;
+    free(answer);
+    return status;
+}
+
 /* Before processes meet: a loss from here on ends what they make together. Returns whether Open MPI calls these
    functions. */
 EXPORT int64_t gp_before_meeting(void)
 {
+    num_revoked_before = num_revoked;
     num_before = num_failures;
     return finished.num > 0;
 }

@@ -134,9 +134,11 @@ def _end_if_held(has_ended: threading.Event, agrees: threading.Event, progress: 
             threading.Thread(target=progress.comm.Revoke, daemon=True).start()  # it must not hold this thread, too
         # While it agrees, it waits for another one that MPI does not let go.
         if held > _LETS_GO + _APART * progress.rank and not agrees.is_set():
+            others = {*progress.ranks} - {progress.ranks[progress.rank]}
+            what_then = "no other is left" if all(map(pmix.is_lost, others)) else "the others go on"
             launcher.send(
-                f"{launcher.SAYS}{progress.name} ends, so that the others go on: MPI has not come back from the "
-                f"meeting with process {new} for {now - began:.0f} s"
+                f"{launcher.SAYS}{progress.name} ends, as MPI has not come back from the meeting with process {new} "
+                f"for {now - began:.0f} s; {what_then}"
             )
             os.kill(os.getpid(), signal.SIGKILL)
 

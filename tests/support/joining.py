@@ -67,8 +67,9 @@ class Orders:
     ``meet+5`` (5 ms after it begins to meet a new one), ``connect`` (all that train meet it), ``connected`` (MPI has)
     or ``lost3`` (it hears that process 3 is lost). What happens is an ``error``, a signal, ``sleep``, ``host`` (it
     waits until its host is lost), ``late`` (a second passes), ``stub`` (its stub under mpirun is killed), at the
-    beginning ``net``, or ``mark`` (it makes the file MARK). With the word ``unwatched``, nothing ends a meeting that
-    MPI does not end.
+    beginning ``net``, ``mark`` (it makes the file MARK), or, when MPI in it has the names of those that meet,
+    ``IN_CONNECT=ends`` (it is killed, and mpirun is stopped for 15 s) or ``IN_CONNECT=late`` (a second passes). With
+    the word ``unwatched``, nothing ends a meeting that MPI does not end.
     """
 
     def __init__(self, words):
@@ -84,7 +85,8 @@ class Orders:
         meeting._connected = lambda *arguments: [connected(*arguments), self.at("connected")][0]
         if "exchange" in self._mine:
             os.environ["ENDS_AT_KEY"] = self._mine["exchange"]
-            ctypes.CDLL(os.environ["ENDS_IN_EXCHANGE"], ctypes.RTLD_GLOBAL)
+        if "FAULTS" in os.environ:
+            ctypes.CDLL(os.environ["FAULTS"], ctypes.RTLD_GLOBAL)
         if "unwatched" in words:
             meeting._end_if_held = lambda *_: None
         merged, tell, send = meeting._merged, pmix._tell_mpi, launcher.send
@@ -103,6 +105,11 @@ class Orders:
             raise OSError(f"an error at {moment}")
         elif what == "late":
             time.sleep(1)
+        elif what.startswith("IN_CONNECT"):
+            os.environ.update([what.split("=")])
+            stat = Path(f"/proc/{min(own_stub())}/stat").read_text()
+            mpirun = os.environ["MPIRUN"] = stat.rpartition(")")[2].split()[1]  # its parent
+            threading.Timer(15, os.kill, [int(mpirun), signal.SIGCONT]).start()  # MPI may not hold anyone that long
         elif what == "mark":
             Path(os.environ["MARK"]).touch()
         elif what == "stub":
