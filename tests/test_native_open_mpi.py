@@ -11,7 +11,7 @@ LIKE_OPEN_MPI = """
 #include <stddef.h>
 
 int num_crashes, num_revoked;
-static char complete[4];
+static char complete[4], revoked[4];
 static int (*at_end)(void *);
 
 bool ompi_comm_revoke_local(void *comm, bool only_collectives)
@@ -19,11 +19,12 @@ bool ompi_comm_revoke_local(void *comm, bool only_collectives)
     (void)only_collectives;
     num_crashes += !complete[(size_t)comm];
     num_revoked++;
-    return true;
+    bool is_changed = !revoked[(size_t)comm];
+    return revoked[(size_t)comm] = 1, is_changed;
 }
 
 int mca_coll_base_comm_select(void *comm) { return complete[(size_t)comm] = 1, 0; }
-int mca_coll_base_comm_unselect(void *comm) { return complete[(size_t)comm] = 0; }
+int mca_coll_base_comm_unselect(void *comm) { return complete[(size_t)comm] = revoked[(size_t)comm] = 0; }
 int num_fatal;
 void ompi_mpi_errors_are_fatal_comm_handler(void *comm, int *error, ...) { (void)comm, num_fatal += *error; }
 void fail_after_freed(int error) { ompi_mpi_errors_are_fatal_comm_handler(NULL, &error, "after request freed"); }
@@ -40,24 +41,27 @@ int ompi_comm_request_schedule_append(void *request, int (*callback)(void *), vo
 static void (*answer)(int, void *);
 static void *to;
 int num_asked, num_progress, lose_at, revoke_at, answer_at;
+size_t revoked_one;
 int PMIx_Connect_nb(void *a, size_t b, void *c, size_t d, void (*answered)(int, void *), void *data)
 {
     (void)a, (void)b, (void)c, (void)d;
-    answer = answered, to = data, num_progress = 0;
+    answer = answered, to = data;
     return num_asked++ == 2 ? -27 : 0;
 }
 int PMIx_Connect(void *, size_t, void *, size_t);
 int connect_processes(void) { return PMIx_Connect(NULL, 0, NULL, 0); }
-void opal_progress(void)
+int opal_progress(void)
 {
     num_progress++;
     if (num_progress == lose_at)
         ompi_errhandler_proc_failed_internal(NULL, 0, true);
     if (num_progress == revoke_at)
-        ompi_comm_revoke_local((void *)2, false);
+        ompi_comm_revoke_local((void *)revoked_one, false);
     if (num_progress == answer_at)
         answer(-1, to);
+    return 0;
 }
+void answer_late(void) { answer(0, to); }
 
 void note_loss_in(size_t comm) { ompi_comm_revoke_local((void *)comm, true); }
 void finish(size_t comm) { mca_coll_base_comm_select((void *)comm); }
@@ -116,18 +120,30 @@ native.function("gp_after_meeting", 0)()
 mpi.lose()
 assert mpi.end_of_last_part() == 0 and counts() == [0, 4], "as usual"
 
-def connect(**at):
-    for name in ("lose_at", "revoke_at", "answer_at"):
-        ctypes.c_int.in_dll(mpi, name).value = at.get(name, 0)
+def connect(revoked=0, **at):
+    # The status, and how often Open MPI has looked at what has happened.
+    at = {"lose_at": 0, "revoke_at": 0, "answer_at": 0, "num_progress": 0, **at}
+    for name, number in at.items():
+        ctypes.c_int.in_dll(mpi, name).value = number
+    ctypes.c_size_t.in_dll(mpi, "revoked_one").value = revoked
     return mpi.connect_processes(), ctypes.c_int.in_dll(mpi, "num_progress").value
 
-assert connect(lose_at=1, revoke_at=2, answer_at=3) == (-1, 3), "nobody meets"
+FIRST, SECOND, UNKNOWN = 1, 2, 3
+for one in (YOUNG, LATE, GIVEN_UP):
+    mpi.give_up(one)
+mpi.finish(YOUNG), mpi.finish(LATE)
+assert connect(FIRST, lose_at=2, revoke_at=3, answer_at=4) == (-1, 4), "nobody meets"
 native.function("gp_before_meeting", 0)()
 assert connect(answer_at=4) == (-1, 4), "mpirun's answer"
-assert connect() == (-27, 0), "mpirun is not asked"
-assert connect(revoke_at=2) == (-61, 2)
+assert connect() == (-27, 1), "mpirun is not asked"
+assert connect(FIRST, revoke_at=2, answer_at=4) == (-1, 4), "it was revoked before"
+assert connect(UNKNOWN, revoke_at=2, answer_at=4) == (-1, 4), "it is nobody's yet"
+assert connect(SECOND, revoke_at=3, answer_at=6) == (-103, 3)
 native.function("gp_before_meeting", 0)()
-assert connect(lose_at=3) == (-61, 3)
+assert connect(lose_at=3, answer_at=6) == (-103, 3)
+mpi.answer_late()
+num_asked = ctypes.c_int.in_dll(mpi, "num_asked").value
+assert connect() == (-103, 1) and num_asked == ctypes.c_int.in_dll(mpi, "num_asked").value, "the loss is known"
 native.function("gp_after_meeting", 0)()
 
 mpi.fail_after_freed(7)

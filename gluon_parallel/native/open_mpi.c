@@ -1,8 +1,9 @@
 /* Repairs of Open MPI 5.0, where a process is lost while others exchange or make a communicator: functions in the place of
-   its own.
+   its own, and of one of PMIx.
 
    Open MPI calls its functions through the dynamic linker, which takes these where they are known to all libraries before
-   Open MPI is loaded. Each calls the one that it stands for. Without them, the processes that are left
+   Open MPI is loaded. Each calls the one that it stands for, `PMIx_Connect` the one that does not wait. Without them, the
+   processes that are left
    - crash: the loss is noted in each communicator, also where its collective operations are still to be chosen
      (`ompi_comm_revoke_local`);
    - or wait for ever for one that has given up: it lets go of what it has made, without a word to those that wait for it
@@ -25,7 +26,7 @@
 
 #define PROC_FAILED 75 /* MPI_ERR_PROC_FAILED */
 #define REQUEST 7      /* MPI_ERR_REQUEST */
-#define LOST_CONNECTION -61 /* PMIX_ERR_LOST_CONNECTION */
+#define LOST_CLIENT -103 /* PMIX_ERR_LOST_CONNECTION_TO_CLIENT */
 
 typedef struct Communicators {
     void **all;
@@ -36,7 +37,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the lists */
 static Communicators finished;                           /* those that have collective operations */
 static Communicators missed;                             /* others, of which a process was lost */
 static Communicators young;                              /* those of `finished` that were made in a meeting under way */
-static _Atomic int num_failures, num_revoked, num_before = -1, num_revoked_before;
+static _Atomic int num_failures, num_revoked;
+static _Atomic int num_failures_before = -1, num_revoked_before; /* where processes began to meet; -1: nobody meets */
 
 static void add(Communicators *to, void *comm)
 {
@@ -68,7 +70,7 @@ static bool drop(Communicators *from, const void *comm)
     return true;
 }
 
-/* Open MPI's function of that name, called from `caller`. Its first call, when it makes its first communicator, comes from
+/* The function of that name, of Open MPI or of a library that it needs, called from `caller`. Its first call, when it makes its first communicator, comes from
    its own library. Later ones may come through a library below, which has no such function: as for a broken connection,
    of which the lower one tells it. */
 static void *function_of(const void *caller, const char *name)
@@ -79,7 +81,7 @@ static void *function_of(const void *caller, const char *name)
         library = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
     void *found = library ? dlsym(library, name) : NULL;
     if (!found) {
-        fprintf(stderr, "gluon_parallel: Open MPI has no function %s\n", name);
+        fprintf(stderr, "gluon_parallel: Open MPI knows no function %s\n", name);
         abort();
     }
     return found;
@@ -96,7 +98,7 @@ typedef int Collectives(void *comm);
 typedef int Failed(void *process, int status, bool forward);
 typedef void Fatal(void *comm, int *error, ...);
 typedef int Append(void *request, Callback callback, void **parts, int num_parts);
-typedef void Progress(void);
+typedef int Progress(void);
 typedef void Answered(int status, void *answer);
 typedef int Connect(const void *processes, size_t num_processes, const void *options, size_t num_options,
                     Answered *answered, void *answer);
@@ -117,7 +119,14 @@ static void find_revoke(const void *caller)
 /* Whether processes meet, and one was lost since they began to. */
 static bool has_lost_in_meeting(void)
 {
-    return num_before >= 0 && num_failures != num_before;
+    return num_failures_before >= 0 && num_failures != num_failures_before;
+}
+
+/* Whether processes meet, and it cannot succeed any more: one was lost, or a communicator was revoked. Where a process was
+   lost before and is reported once more, it is given up without need, and another one is met later. */
+static bool has_failed_to_meet(void)
+{
+    return has_lost_in_meeting() || (num_failures_before >= 0 && num_revoked != num_revoked_before);
 }
 
 /* Note in a communicator that it is revoked, or that a process of it was lost. */
@@ -144,11 +153,11 @@ EXPORT int mca_coll_base_comm_select(void *comm)
     bool has_missed = drop(&missed, comm);
     if (!error)
         add(&finished, comm);
-    if (!error && num_before >= 0)
+    if (!error && num_failures_before >= 0)
         add(&young, comm);
     pthread_mutex_unlock(&lock);
     if (!error && (has_missed || has_lost_in_meeting()))
-        own_revoke(comm, !has_lost_in_meeting());
+        num_revoked += own_revoke(comm, !has_lost_in_meeting());
     return error;
 }
 
@@ -171,7 +180,7 @@ EXPORT int ompi_errhandler_proc_failed_internal(void *process, int status, bool 
     num_failures++;
     int error = own(process, status, forward);
     pthread_mutex_lock(&lock);
-    int num = num_before >= 0 ? young.num : 0;
+    int num = num_failures_before >= 0 ? young.num : 0;
     void *comms[num + 1];
     for (int i = 0; i < num; i++)
         comms[i] = young.all[i];
@@ -216,22 +225,25 @@ static void note_answer(int status, void *answer)
     to->is_there = true;
 }
 
-/* Ask mpirun to connect processes, and wait for its answer; where processes meet, only until one of them is lost, or a
-   communicator is revoked. Open MPI notes both in `opal_progress`. */
+/* Ask mpirun to connect processes, and wait for its answer; where processes meet, only while that can succeed. Open MPI
+   notes losses in `opal_progress`. */
 EXPORT int PMIx_Connect(const void *processes, size_t num_processes, const void *options, size_t num_options)
 {
     OWN(Connect, PMIx_Connect_nb);
     static Progress *progress;
     if (!progress)
         progress = (Progress *)function_of(__builtin_return_address(0), "opal_progress");
+    progress();
+    if (has_failed_to_meet())
+        return LOST_CLIENT;
     Answer *answer = calloc(1, sizeof *answer);
     if (!answer)
         abort();
     int status = own(processes, num_processes, options, num_options, note_answer, answer);
     const struct timespec pause = {.tv_nsec = 100000};
     while (!status && !answer->is_there) {
-        if (has_lost_in_meeting() || (num_before >= 0 && num_revoked != num_revoked_before))
-            return LOST_CONNECTION; /* its memory stays: mpirun may still answer */
+        if (has_failed_to_meet())
+            return LOST_CLIENT; /* `answer` is not freed: mpirun may still answer */
         progress();
         nanosleep(&pause, NULL);
     }
@@ -245,7 +257,7 @@ EXPORT int PMIx_Connect(const void *processes, size_t num_processes, const void 
 EXPORT int64_t gp_before_meeting(void)
 {
     num_revoked_before = num_revoked;
-    num_before = num_failures;
+    num_failures_before = num_failures;
     return finished.num > 0;
 }
 
@@ -253,7 +265,7 @@ EXPORT int64_t gp_before_meeting(void)
 EXPORT void gp_after_meeting(void)
 {
     pthread_mutex_lock(&lock);
-    num_before = -1;
+    num_failures_before = -1;
     young.num = 0;
     pthread_mutex_unlock(&lock);
 }
