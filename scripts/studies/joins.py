@@ -7,9 +7,9 @@
 
 Each run is of one kind; what happens, happens at a random step, or at a random moment of the meeting. A line per run
 says the largest difference of a weight, relative to the largest weight of its array, how long those that train were
-held to meet each new process, their longest step while it started, and what was left behind. A table of all kinds
-follows. The longest step is given in usual ones: the median of those of as many processes, which are left of as many,
-where no other comes. The longest of these is more than 1, too, and shown first.
+held to meet each new process, their longest step while it started, and what was left behind. The logs of a run that was
+wrong are kept. A table of all kinds follows. The longest step is given in usual ones: the median of those of as many
+processes, which are left of as many, where no other comes. The longest of these is more than 1, too, and shown first.
 
 Weights are float64. In float32, some runs of 200 steps leave the undisturbed path in one step, all for the same other
 one, and end 0.07 apart: where rounding decides the sign of an input of a ReLU, sums in another order decide otherwise.
@@ -365,7 +365,9 @@ def main() -> int:
                     f"{held} s, longest step {ratio:.1f} usual ones, {left} left behind{memory}", flush=True,
                 )  # fmt: skip
                 if not right:
-                    print(*said, result.failure, sep="\n    ", flush=True)
+                    kept = tempfile.mkdtemp(prefix=f"{kind.replace(' ', '-')}-")  # the next run has others
+                    shutil.copytree(folder / "logs", kept, dirs_exist_ok=True)
+                    print(*said, result.failure, f"its logs are in {kept}", sep="\n    ", flush=True)
             table.append((kind, good, options.runs, largest, all_held, np.nanmedian(ratios)))
     print(f"\n{options.net}, {options.dtype}, {options.processes} processes\n")
     print(
