@@ -24,8 +24,8 @@
 
 #include "external.h"
 
-#define PROC_FAILED 75 /* MPI_ERR_PROC_FAILED */
-#define REQUEST 7      /* MPI_ERR_REQUEST */
+#define PROC_FAILED 75   /* MPI_ERR_PROC_FAILED */
+#define REQUEST 7        /* MPI_ERR_REQUEST */
 #define LOST_CLIENT -103 /* PMIX_ERR_LOST_CONNECTION_TO_CLIENT */
 
 typedef struct Communicators {
@@ -70,9 +70,9 @@ static bool drop(Communicators *from, const void *comm)
     return true;
 }
 
-/* The function of that name, of Open MPI or of a library that it needs, called from `caller`. Its first call, when it makes its first communicator, comes from
-   its own library. Later ones may come through a library below, which has no such function: as for a broken connection,
-   of which the lower one tells it. */
+/* The function of that name, of Open MPI or of a library that it needs, called from `caller`. Its first call, when it makes
+   its first communicator, comes from its own library. Later ones may come through a library below, which has no such
+   function: as for a broken connection, of which the lower one tells it. */
 static void *function_of(const void *caller, const char *name)
 {
     static void *library;
