@@ -8,7 +8,9 @@ import os
 import sys
 import types
 
+from ..environment import MIN_PROCESSES
 from ..launch import add_script_arguments as configure  # noqa: F401 - the command's
+from ..native import repair_open_mpi
 from ..nn import replace_contrib
 from .cli import ArgumentError
 from .profile import profile_if_requested
@@ -78,6 +80,8 @@ def main(options):
     """Run the script. ArgumentError: it cannot be read; what it raises passes through."""
     if options.sync_batch_norm == "ours":
         replace_contrib()
+    if MIN_PROCESSES in os.environ:
+        repair_open_mpi()  # now: the script may import mpi4py before it makes a store
     try:
         if options.module:
             spec = find_module(options.script)

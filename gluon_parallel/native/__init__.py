@@ -22,6 +22,16 @@ _REMEDY = (
     if (NATIVE.parents[1] / "Makefile").exists()
     else "install gluon_parallel again on this machine, e.g. `pip install --force-reinstall --no-deps .` in a checkout"
 )
+# Settings of Open MPI 5.0 for processes that go on without lost ones. Without them, others wait for ever, or crash,
+# when a process is lost while large arrays are on their way over TCP.
+_SETTINGS = {
+    # Where several threads may call it, Open MPI notes the end of a connection while it holds that connection's lock,
+    # and may then send there, which needs the lock. The store calls it from one thread at a time.
+    "MPI4PY_RC_THREAD_LEVEL": "serialized",
+    # The flags of TCP but "put", by which a receiver asks for the parts of an array. A request that could not ask a
+    # lost process is freed, and yet stays in the list of those that ask later.
+    "OMPI_MCA_btl_tcp_flags": "send,inplace,need-ack,need-csum,hetero-rdma",
+}
 
 
 @functools.cache
@@ -79,7 +89,12 @@ def provide_mxnet(mxnet: ctypes.CDLL) -> None:
 
 
 def repair_open_mpi() -> None:
-    """Have Open MPI, which is not loaded yet, call the functions of ``open_mpi.c`` in the place of its own."""
+    """Have Open MPI, which is not loaded yet, outlive the loss of other processes.
+
+    It gets settings, where the user has made none, and calls the functions of ``open_mpi.c`` in the place of its own.
+    """
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
     library()
     ctypes.CDLL(str(NATIVE / NAME), mode=os.RTLD_GLOBAL | os.RTLD_NOLOAD)
 
