@@ -4,6 +4,7 @@
     python scripts/studies/joins.py --net resnet20 --runs 5 --kinds replaced first
     python scripts/studies/joins.py --kinds rounds --runs 1
     python scripts/studies/joins.py --kinds "host lost" "host cut off"      as root, on hosts of namespaces
+    python scripts/studies/joins.py --net wide --megabits 1000 --kinds "killed on a host"
 
 Each run is of one kind; what happens, happens at a random step, or at a random moment of the meeting. A line per run
 says the largest difference of a weight, relative to the largest weight of its array, how long those that train were
@@ -58,9 +59,9 @@ WAIT = 0.3  # seconds between two steps while a process is missing, so that one 
 def orders_of(kind: str, chosen: random.Random, processes: int) -> tuple[list[list], int]:
     """What happens in a run: (process, moment, what) each, and how many processes join.
 
-    A moment is a number of steps, or a word and a number: of steps or seconds behind it. What happens is a signal, or
-    "stop" (of the launcher, by SIGTERM), "full" (mpirun starts no process), "slots 2" (in the list that is watched),
-    "lose" or "unplug" (of the process's host: all of it ends, or its cable is taken away).
+    A moment is a number of steps, or a word, and maybe a number: of seconds, or steps, behind it. What happens is a
+    signal, or "stop" (of the launcher, by SIGTERM), "full" (mpirun starts no process), "slots 2" (in the list that is
+    watched), "lose" or "unplug" (of the process's host: all of it ends, or its cable is taken away).
     """
     step, last, delay = chosen.randint(4, 20), processes - 1, chosen.uniform(0, 0.05)
     kill, victim = "SIGKILL", chosen.randint(min(1, last), last)
@@ -85,6 +86,7 @@ def orders_of(kind: str, chosen: random.Random, processes: int) -> tuple[list[li
         "shrink": ([[0, step, f"slots {processes - 1}"]], 0),
         "host lost": ([[last, step, "lose"]], 1),
         "host cut off": ([[last, step, "unplug"]], 1),
+        "killed on a host": ([[victim, f"{step} {chosen.uniform(0, 1)}", kill]], 1),
         "rounds": ([[last, step, kill], *([last + number, "after 5", kill] for number in range(1, 10))], 10),
     }
     return kinds[kind]
@@ -93,9 +95,10 @@ def orders_of(kind: str, chosen: random.Random, processes: int) -> tuple[list[li
 KINDS = [
     "replaced", "first", "two", "two at once", "new dies before", "new stopped before", "new dies in meeting",
     "new dies after", "old dies while new starts", "old dies in meeting", "stop while new starts", "stop in meeting",
-    "no slots", "grow", "grow twice", "double", "shrink", "host lost", "host cut off",
+    "no slots", "grow", "grow twice", "double", "shrink", "host lost", "host cut off", "killed on a host",
     "rounds",
 ]  # fmt: skip
+ON_HOSTS = KINDS[-4:-1]
 
 
 class Orders:
@@ -135,7 +138,7 @@ class Orders:
 
     def start(self, word: str) -> None:
         """Do what is to happen so many seconds from now."""
-        for order in [order for order in self._mine if order[0] == word]:
+        for order in [order for order in self._mine if order[0] == word and len(order) == 3]:
             self._mine.remove(order)
             threading.Timer(float(order[1]), self._do, order[2:]).start()
 
@@ -191,6 +194,7 @@ def train(options, orders: list) -> None:
         for x, y in loader:
             wanted = happens.num_wanted()
             happens.at(str(training.num_steps))
+            happens.start(str(training.num_steps))
             happens.at("after", str(training.num_steps - first))
             if store.num_workers < wanted:
                 happens.start("late")
@@ -216,7 +220,7 @@ def difference(weights: dict, expected: dict) -> float:
     return max((np.abs(weights[n] - expected[n]).max() / np.abs(expected[n]).max() for n in weights), default=np.inf)
 
 
-def launch(options, folder: Path, orders: list, joining: bool = True):
+def launch(options, folder: Path, orders: list, joining: bool = True, on_hosts: bool = False):
     """(weights, what process 0 noted, result, what the launcher said)"""
     file, logs, hosts = folder / "weights.npz", folder / "logs", folder / "hosts"
     for path in [*folder.glob("weights*"), *logs.glob("*")]:
@@ -233,10 +237,7 @@ def launch(options, folder: Path, orders: list, joining: bool = True):
             hostfile=str(hosts) if joining else None,
         )  # fmt: skip
 
-    lost = [what for *_, what in orders if what in ("lose", "unplug")]
-    result = (
-        launch_on_hosts(options, folder, [*words, "--orders", json.dumps(orders)], *lost) if lost else start(orders)
-    )
+    result = launch_on_hosts(options, folder, words, orders) if on_hosts else start(orders)
     if result.exit_code == 128 + signal.SIGTERM and any(what == "stop" for *_, what in orders):
         result = start([])  # it goes on from its checkpoint
     said = sorted(
@@ -247,22 +248,25 @@ def launch(options, folder: Path, orders: list, joining: bool = True):
     return weights, noted, result, said
 
 
-def launch_on_hosts(options, folder: Path, words: list[str], what: str) -> Any:
-    """Launch on hosts with a place for one process each, one more than processes; that of the last one is lost."""
+def launch_on_hosts(options, folder: Path, words: list[str], orders: list) -> Any:
+    """Launch on hosts with a place for one process each, one more than processes; that of the last one may be lost."""
     num, logs = options.processes, folder / "logs"
     log, ended = logs / f"rank-{num - 1}.log", threading.Event()
-    with host_namespaces.hosts(num + 1) as made:
+    with host_namespaces.hosts(num + 1, options.megabits) as made:
 
         def wait_and_lose():
             while not ended.wait(0.02):
                 if log.exists() and NOW in log.read_text():
-                    getattr(made, what)(num - 1)
+                    getattr(made, orders[0][-1])(num - 1)
                     return
 
         watching = threading.Thread(target=wait_and_lose)
         watching.start()
         options_of_launch = ["-n", num, "--min-processes", 1, "--max-processes", num, "--devices", "cpu:1", "--quiet"]
-        command = made.launching(1, *options_of_launch, "--timeout", options.timeout, "--logs", logs, __file__, *words)
+        command = made.launching(
+            1, *options_of_launch, "--timeout", options.timeout, "--logs", logs, __file__, *words,
+            "--orders", json.dumps(orders),
+        )  # fmt: skip
         try:
             done = made.run(0, command, seconds=900)
         finally:
@@ -318,11 +322,12 @@ def main() -> int:
     parser.add_argument("--net", choices=list(NETS), default="lenet", help="what is trained (lenet)")
     parser.add_argument("--dtype", choices=list(LARGEST), default="float64", help="of weights (float64)")
     parser.add_argument("--runs", type=int, default=20, help="of each kind (20)")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS[:-3], help="what happens (all but 3)")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS[:-4], help="what happens (all but 4)")
     parser.add_argument("--processes", type=int, default=3, help="that begin (3)")
     parser.add_argument("--steps", type=int, default=300, help="of each run (300)")
     parser.add_argument("--seed", type=int, default=0, help="of what happens when (0)")
     parser.add_argument("--timeout", type=float, default=60, help="seconds, as of gluon-parallel launch (60)")
+    parser.add_argument("--megabits", type=int, help="per second of each host (all that it can send)")
     parser.add_argument("--verbose", action="store_true", help="show what the launcher says")
     for name in ("--file", "--orders", "--hosts"):  # of one process
         parser.add_argument(name, help=argparse.SUPPRESS)
@@ -347,12 +352,12 @@ def main() -> int:
             ratios: list[float] = []
             for run in range(options.runs):
                 orders, wanted = orders_of(kind, chosen, options.processes)
-                weights, noted, result, said = launch(options, folder, orders)
+                weights, noted, result, said = launch(options, folder, orders, on_hosts=kind in ON_HOSTS)
                 found, left = difference(weights, expected), left_behind(folder)
                 held = [
                     float(one) for line in said for one in re.findall(r"joined after.*go on after ([\d.]+) s", line)
                 ]
-                ratio = usual.longest(noted)
+                ratio = np.nan if options.megabits else usual.longest(noted)  # the usual one is of this machine alone
                 right = result.exit_code == 0 and found <= LARGEST[options.dtype] and not left
                 right = right and len(held) >= wanted
                 good += right

@@ -47,10 +47,18 @@ def lstm():
     return net
 
 
+def wide():
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.Dense(1500, "relu", in_units=256), gluon.nn.Dense(2000, "relu", in_units=1500))  # 3, 24 MB
+    net.add(gluon.nn.Dense(10, in_units=2000))
+    return net
+
+
 NETS = {  # name -> (net, shape of an image, type of weights)
     "lenet": (lambda: gp.models.LeNet(10, 1, (16, 16)), (1, 16, 16), "float32"),
     "resnet20": (cifar_resnet20_v1, (3, 32, 32), "float64"),
     "lstm": (lstm, (1, 16, 16), "float32"),
+    "wide": (wide, (1, 16, 16), "float64"),
 }
 
 
