@@ -817,13 +817,13 @@ def hand_over(monkeypatch, old, new):
     """What happens between two processes, the second of which is new, in one: it sees what the first one gives."""
     given = []
 
-    def gather_objects(mine, store, where):
+    def object_of(rank, mine, store, where):
         given.append(pickle.dumps(mine))
-        return [pickle.loads(given[0]), None]
+        return pickle.loads(given[0])
 
     rows = np.array([[old.num_done, old.num_steps, 0], [-1, 0, 0]], np.float64)
     monkeypatch.setattr(progress, "gather", lambda store, where, row: rows)
-    monkeypatch.setattr(progress, "gather_objects", gather_objects)
+    monkeypatch.setattr(progress, "object_of", object_of)
     old.note_position()
     old.share(is_step=False)
     new.num_done = -1

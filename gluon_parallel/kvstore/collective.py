@@ -16,11 +16,13 @@ from .factory import as_store
 from .flight_recorder import CALL, RECORDER
 from .gathering import gathered, prepare_gather
 from .handshake import agree
+from .protocols import Vectors, offers
 from .state import state_of
 from .together import together
 
 _SAME_CALLS = "Every process must call the same functions in the same order, with arguments that are alike"
 _WORDS = 4096  # of 64 bits, in each exchange of objects: of one length, so a store opens one key only
+_MOST_BYTES = 1 << 26  # that one process sends at once: a limit for a wait begins anew with each
 _thread = threading.local()
 
 
@@ -113,9 +115,26 @@ def broadcast_object(value: Any, store: Any) -> Any:
     def received() -> Any:
         if contract(store).ranks[0] != sender:
             raise WorkerLost(f"gp.broadcast_object: process {sender} was lost before all had its object")
-        return gather_objects(value if store.rank == 0 else None, store, "gp.broadcast_object()")[0]
+        return object_of(0, value, store, "gp.broadcast_object()")
 
     return together(store, received)
+
+
+def object_of(rank: int, value: Any, store: Any, purpose: str) -> Any:
+    """The `value` of the process of that rank, on all, as :func:`gather`; there it is `value` itself, not a copy."""
+    ours: Any = contract(store)
+    is_source = ours.rank == rank
+    if ours.num_workers == 1 or not offers(ours, Vectors):
+        return gather_objects(value if is_source else None, store, purpose)[rank]
+    with collective(purpose) as name:
+        data, failed = _pickled(value if is_source else None)
+        size, has_failed = gather(store, name, np.array([len(data), failed], np.float64))[rank].astype(int)
+        message = np.frombuffer(data, np.uint8) if is_source else np.empty(size, np.uint8)
+        for begin in range(0, size, _MOST_BYTES):
+            ours.broadcast_bytes("object", message[begin : begin + _MOST_BYTES], rank)
+        if has_failed:
+            raise TypeError(f"{name}: process {ours.ranks[rank]} handed in {message.tobytes().decode()}")
+        return value if is_source else pickle.loads(message.data)
 
 
 def gather_objects(value: Any, store: Any, purpose: str) -> list[Any]:
@@ -123,12 +142,7 @@ def gather_objects(value: Any, store: Any, purpose: str) -> list[Any]:
     if store.num_workers == 1:
         return [value]
     with collective(purpose) as name:
-        try:  # the other processes wait for an answer in either case
-            data, failed = pickle.dumps(value, protocol=5), False
-        except Exception as error:
-            kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-            why = f"which cannot be pickled, as lambdas and open files cannot: {type(error).__name__}: {error}"
-            data, failed = f"a {kind}, {why}".encode(), True
+        data, failed = _pickled(value)
         heads = gather(store, name, np.array([len(data), failed], np.float64)).astype(int)
         blocks = []
         for begin in range(0, heads[:, 0].max(), 8 * _WORDS):
@@ -139,3 +153,13 @@ def gather_objects(value: Any, store: Any, purpose: str) -> list[Any]:
             if has_failed:
                 raise TypeError(f"{name}: process {rank} handed in {message.decode()}")
         return [value if rank == store.rank else pickle.loads(message) for rank, message in enumerate(messages)]
+
+
+def _pickled(value: Any) -> tuple[bytes, bool]:
+    """The object as bytes, and False; or why it cannot be pickled, and True: the other processes wait for an answer."""
+    try:
+        return pickle.dumps(value, protocol=5), False
+    except Exception as error:
+        kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+        why = f"which cannot be pickled, as lambdas and open files cannot: {type(error).__name__}: {error}"
+        return f"a {kind}, {why}".encode(), True

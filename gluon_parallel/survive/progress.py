@@ -8,7 +8,7 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
-from ..kvstore.collective import gather, gather_objects
+from ..kvstore.collective import gather, object_of
 from ..kvstore.handshake import without_comparison
 from ..mxnet.compat import mx
 from ..mxnet.parameters import forget_call_with_first_values, is_differentiable
@@ -97,7 +97,7 @@ class Progress:
                 self.num_done,
                 position,
             )
-        found = gather_objects(mine, self._store, "gp.survive()")[source]
+        found = object_of(source, mine, self._store, "gp.survive()")
         if not is_behind:
             return NOTHING
         is_update, archive, result, num_done, position = found

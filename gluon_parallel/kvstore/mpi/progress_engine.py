@@ -158,6 +158,11 @@ class ProgressEngine:
             self.wait(operation, functools.partial(rows.__setitem__, group.rank, vector))
             return rows.copy()
 
+    def broadcast(self, name: bytes, signature: bytes, data: np.ndarray, rank: int) -> None:
+        """Send the bytes `data`, (n,), of process `rank` to all, whose `data` they become; waits."""
+        arguments = [data, data.nbytes, self.mpi.BYTE], rank
+        self.wait(Operation(self.everyone, name, signature, [("Bcast", arguments, None)], data.nbytes, once=True))
+
     def watch(self) -> None:
         """See to it that whoever does not come to an exchange through shared memory is found."""
         if not self.is_watching:

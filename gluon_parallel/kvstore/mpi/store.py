@@ -230,6 +230,9 @@ class MPI(Store):
         name, signature = self._names("g", key, vector)
         return self._progress.gather(name, signature, vector)
 
+    def broadcast_bytes(self, key: Hashable, data: np.ndarray, rank: int) -> None:
+        self._progress.broadcast(*self._names("o", key, data), data, rank)
+
     def allgather(self, key: Hashable, value: Any, out: Any, priority: int = 0) -> None:
         """As of :class:`.Hooks`, when the values are ready; returns at once. Of one shape and dtype everywhere."""
         self._progress.check()
