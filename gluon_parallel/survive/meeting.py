@@ -122,7 +122,7 @@ def _end_if_held(has_ended: threading.Event, agrees: threading.Event, progress: 
     """Have MPI give up a meeting from which it does not come back; or end this process, so that the others go on.
 
     The last resort: a loss or an error of which MPI does not learn. It may also wait for a process that has given up,
-    and a revoke from this thread ends that.
+    and a revoke from this thread ends that, though MPI is started for calls of one thread at a time.
     """
     began, lost, has_revoked = time.monotonic(), np.inf, False
     while not has_ended.wait(0.2):
