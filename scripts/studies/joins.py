@@ -363,7 +363,7 @@ def main() -> int:
                 good += right
                 is_right &= right
                 all_held, largest = [*all_held, *held], max(largest, found)
-                ratios.append(ratio)
+                ratios += [ratio] if np.isfinite(ratio) else []
                 memory = f", memory {noted['memory']} MB" if kind == "rounds" else ""
                 print(
                     f"{kind}, {good} of {run + 1}: {orders}: difference {found:.1e}, status {result.exit_code}, held "
@@ -373,7 +373,8 @@ def main() -> int:
                     kept = tempfile.mkdtemp(prefix=f"{kind.replace(' ', '-')}-")  # the next run has others
                     shutil.copytree(folder / "logs", kept, dirs_exist_ok=True)
                     print(*said, result.failure, f"its logs are in {kept}", sep="\n    ", flush=True)
-            table.append((kind, good, options.runs, largest, all_held, np.nanmedian(ratios)))
+            longest = statistics.median(ratios) if ratios else np.nan
+            table.append((kind, good, options.runs, largest, all_held, longest))
     print(f"\n{options.net}, {options.dtype}, {options.processes} processes\n")
     print(
         "| what happens | right | largest difference | held (median, longest) | longest step |\n| --- "
