@@ -61,6 +61,11 @@ int opal_progress(void)
         answer(-1, to);
     return 0;
 }
+static int (*registered)(void);
+int opal_progress_register(int (*function)(void)) { return registered = function, 0; }
+int opal_progress_unregister(int (*function)(void)) { return (void)function, registered = NULL, 0; }
+int wait_once(void) { return registered ? registered() : -1; }
+int MPIX_Comm_revoke(void *comm) { return ompi_comm_revoke_local(comm, false), 0; }
 void answer_late(void) { answer(0, to); }
 
 void note_loss_in(size_t comm) { ompi_comm_revoke_local((void *)comm, true); }
@@ -143,8 +148,14 @@ native.function("gp_before_meeting", 0)()
 assert connect(lose_at=3, answer_at=6) == (-103, 3)
 mpi.answer_late()
 num_asked = ctypes.c_int.in_dll(mpi, "num_asked").value
+assert mpi.wait_once() == 0
+num_revoked = counts()[1]
+native.function("gp_revoke_in_meeting", 1)(FIRST)
+assert counts()[1] == num_revoked, "by the thread in which Open MPI waits"
+assert (mpi.wait_once(), mpi.wait_once()) == (1, 0) and counts()[1] == num_revoked + 1
 assert connect() == (-103, 1) and num_asked == ctypes.c_int.in_dll(mpi, "num_asked").value, "the loss is known"
 native.function("gp_after_meeting", 0)()
+assert mpi.wait_once() == -1, "it looks no longer"
 
 mpi.fail_after_freed(7)
 assert sum_of_fatal() == 7, "it follows from the loss"

@@ -17,6 +17,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,6 +40,7 @@ static Communicators missed;                             /* others, of which a p
 static Communicators young;                              /* those of `finished` that were made in a meeting under way */
 static _Atomic int num_failures, num_revoked;
 static _Atomic int num_failures_before = -1, num_revoked_before; /* where processes began to meet; -1: nobody meets */
+static void *_Atomic to_revoke; /* a communicator that another thread wants revoked by the one in which MPI waits */
 
 static void add(Communicators *to, void *comm)
 {
@@ -99,6 +101,8 @@ typedef int Failed(void *process, int status, bool forward);
 typedef void Fatal(void *comm, int *error, ...);
 typedef int Append(void *request, Callback callback, void **parts, int num_parts);
 typedef int Progress(void);
+typedef int Register(Progress *progress);
+typedef int RevokeAll(void *comm);
 typedef void Answered(int status, void *answer);
 typedef int Connect(const void *processes, size_t num_processes, const void *options, size_t num_options,
                     Answered *answered, void *answer);
@@ -252,18 +256,45 @@ EXPORT int PMIx_Connect(const void *processes, size_t num_processes, const void 
     return status;
 }
 
+/* Called by Open MPI again and again while it waits. Returns how much it has done. */
+static int revoke_if_asked(void)
+{
+    void *comm = atomic_exchange(&to_revoke, NULL);
+    if (!comm)
+        return 0;
+    ((RevokeAll *)function_of(NULL, "MPIX_Comm_revoke"))(comm);
+    return 1;
+}
+
+/* Have Open MPI call that function from now on, or no longer, by the name of a function of its own. */
+static void tell_open_mpi(const char *name)
+{
+    if (finished.num)
+        ((Register *)function_of(NULL, name))(revoke_if_asked);
+}
+
 /* Before processes meet: a loss from here on ends what they make together. Returns whether Open MPI calls these
    functions. */
 EXPORT int64_t gp_before_meeting(void)
 {
     num_revoked_before = num_revoked;
     num_failures_before = num_failures;
+    to_revoke = NULL;
+    tell_open_mpi("opal_progress_register");
     return finished.num > 0;
+}
+
+/* Called from another thread: have MPI revoke a communicator in the thread in which it waits. */
+EXPORT int64_t gp_revoke_in_meeting(int64_t comm)
+{
+    to_revoke = (void *)comm;
+    return 0;
 }
 
 /* After it, also where it has failed: a loss is noted as usual. */
 EXPORT void gp_after_meeting(void)
 {
+    tell_open_mpi("opal_progress_unregister");
     pthread_mutex_lock(&lock);
     num_failures_before = -1;
     young.num = 0;

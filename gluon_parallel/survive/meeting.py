@@ -122,7 +122,7 @@ def _end_if_held(has_ended: threading.Event, agrees: threading.Event, progress: 
     """Have MPI give up a meeting from which it does not come back; or end this process, so that the others go on.
 
     The last resort: a loss or an error of which MPI does not learn. It may also wait for a process that has given up,
-    and a revoke from this thread ends that, though MPI is started for calls of one thread at a time.
+    and a revoke ends that.
     """
     began, lost, has_revoked = time.monotonic(), np.inf, False
     while not has_ended.wait(0.2):
@@ -131,7 +131,7 @@ def _end_if_held(has_ended: threading.Event, agrees: threading.Event, progress: 
         held = now - min(lost + _LETS_GO, began + progress.timeout)
         if held > 0 and not has_revoked:
             has_revoked = True
-            threading.Thread(target=progress.comm.Revoke, daemon=True).start()  # it must not hold this thread, too
+            function("gp_revoke_in_meeting", 1)(progress.mpi._handleof(progress.comm))
         # While it agrees, it waits for another one that MPI does not let go.
         if held > _LETS_GO + _APART * progress.rank and not agrees.is_set():
             others = {*progress.ranks} - {progress.ranks[progress.rank]}
