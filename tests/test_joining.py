@@ -253,6 +253,15 @@ def test_a_process_whose_stub_under_mpirun_ends_is_lost_and_replaced(undisturbed
 
 @needs_mpi
 @pytest.mark.slow
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_one_is_lost_while_process_0_sends_its_state_to_a_new_one_and_the_others_go_on(undisturbed, tmp_path, number):
+    output = check(undisturbed, tmp_path, "2:10:SIGKILL", f"{number}:state2:SIGKILL", num=3, epochs=80, limit=20)
+    words = rf"rank {number} (\(process \d+ on \S+\)|did not join: it) was killed by SIGKILL"
+    assert re.search(words, output), output
+
+
+@needs_mpi
+@pytest.mark.slow
 def test_a_new_process_that_is_lost_after_it_has_joined_is_replaced(undisturbed, tmp_path):
     output = check(undisturbed, tmp_path, "1:5:SIGKILL", "2:150:SIGKILL", epochs=80)
     assert "joined: rank 2, rank 3" in output

@@ -16,13 +16,13 @@ from .factory import as_store
 from .flight_recorder import CALL, RECORDER
 from .gathering import gathered, prepare_gather
 from .handshake import agree
-from .protocols import Vectors, offers
+from .protocols import Broadcasts, offers
 from .state import state_of
 from .together import together
 
 _SAME_CALLS = "Every process must call the same functions in the same order, with arguments that are alike"
 _WORDS = 4096  # of 64 bits, in each exchange of objects: of one length, so a store opens one key only
-_MOST_BYTES = 1 << 26  # that one process sends at once: a limit for a wait begins anew with each
+_MOST_BYTES = 1 << 24  # of a message from one process to all: each has its own time limit
 _thread = threading.local()
 
 
@@ -124,11 +124,12 @@ def object_of(rank: int, value: Any, store: Any, purpose: str) -> Any:
     """The `value` of the process of that rank, on all, as :func:`gather`; there it is `value` itself, not a copy."""
     ours: Any = contract(store)
     is_source = ours.rank == rank
-    if ours.num_workers == 1 or not offers(ours, Vectors):
+    if ours.num_workers == 1 or not offers(ours, Broadcasts):
         return gather_objects(value if is_source else None, store, purpose)[rank]
     with collective(purpose) as name:
         data, failed = _pickled(value if is_source else None)
         size, has_failed = gather(store, name, np.array([len(data), failed], np.float64))[rank].astype(int)
+        ours.describe("object", "functions that all call")
         message = np.frombuffer(data, np.uint8) if is_source else np.empty(size, np.uint8)
         for begin in range(0, size, _MOST_BYTES):
             ours.broadcast_bytes("object", message[begin : begin + _MOST_BYTES], rank)

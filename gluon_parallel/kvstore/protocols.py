@@ -82,13 +82,10 @@ class Hooks(Protocol):
 
 @runtime_checkable
 class Vectors(Protocol):
-    """Short vectors of all processes, and bytes of one, without a sum of arrays: for layers, agreements and objects."""
+    """Short vectors of all processes without a sum of arrays: for statistics of layers, and for agreements."""
 
     def gather(self, key: Hashable, vector: np.ndarray) -> np.ndarray:
         """Every process's `vector`, (n,), by rank: (num_workers, n); waits for all."""
-
-    def broadcast_bytes(self, key: Hashable, data: np.ndarray, rank: int) -> None:
-        """Send `data`, (n,) uint8, of the process of that rank to all, whose `data` it becomes; waits."""
 
     def shared_gather(self, key: Hashable, vector: np.ndarray) -> Any:
         """Where :meth:`gather` goes through shared memory, for the C library; None if it does not."""
@@ -101,6 +98,14 @@ class Vectors(Protocol):
 
         The garbage collector may call it at any time, also after a loss, when the key is another exchange's.
         """
+
+
+@runtime_checkable
+class Broadcasts(Protocol):
+    """Bytes of one process for all, without a sum of arrays."""
+
+    def broadcast_bytes(self, key: Hashable, data: np.ndarray, rank: int) -> None:
+        """Send `data`, (n,) uint8, of the process of that rank to all, whose `data` it becomes; waits."""
 
 
 @runtime_checkable

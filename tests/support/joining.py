@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import itertools
 import os
 import signal
 import sys
@@ -16,9 +17,11 @@ import mxnet as mx
 from gluon_parallel import launcher
 from gluon_parallel.environment import joins
 from gluon_parallel.kvstore.mpi import pmix
+from gluon_parallel.kvstore.mpi.store import MPI
 from gluon_parallel.survive import meeting
 from mxnet import gluon
 
+collective = sys.modules["gluon_parallel.kvstore.collective"]  # its name in the package is that of a function
 SAMPLES, BATCH = 24, 6
 NUM_WORKERS = int(os.environ.get("GLUON_PARALLEL_NUM_WORKERS", 1))
 
@@ -64,12 +67,13 @@ class Orders:
     A moment is a number of steps, or of a process that joins ``begin`` (before gp.prepare), ``ready`` (it waits to be
     met), ``exchange`` (it is killed when MPI in it is about to publish the key that stands in the place of what
     happens, and process 0 waits for that) or ``met`` (MPI has), or of others ``meet``,
-    ``meet+5`` (5 ms after it begins to meet a new one), ``connect`` (all that train meet it), ``connected`` (MPI has)
-    or ``lost3`` (it hears that process 3 is lost). What happens is an ``error``, a signal, ``sleep``, ``host`` (it
-    waits until its host is lost), ``late`` (a second passes), ``stub`` (its stub under mpirun is killed), at the
-    beginning ``net``, ``mark`` (it makes the file MARK), or, when MPI in it has the names of those that meet,
-    ``IN_CONNECT=ends`` (it is killed, and mpirun is stopped for 15 s) or ``IN_CONNECT=late`` (a second passes). With
-    the word ``unwatched``, nothing ends a meeting that MPI does not end.
+    ``meet+5`` (5 ms after it begins to meet a new one), ``connect`` (all that train meet it), ``connected`` (MPI has),
+    ``state2`` (the third part of the state is on its way to it) or ``lost3`` (this one hears that process 3 is lost).
+    What happens is an ``error``, a signal, ``sleep``, ``host`` (it waits until its host is lost), ``late`` (a second
+    passes), ``stub`` (its stub under mpirun is killed), at the beginning ``net``, ``mark`` (it makes the file MARK),
+    or, when MPI in it has the names of those that meet, ``IN_CONNECT=ends`` (it is killed, and mpirun is stopped for
+    15 s) or ``IN_CONNECT=late`` (a second passes). With the word ``unwatched``, nothing ends a meeting that MPI does
+    not end.
     """
 
     def __init__(self, words):
@@ -83,6 +87,10 @@ class Orders:
         addresses, connected = pmix.get_addresses, meeting._connected
         pmix.get_addresses = lambda *arguments: [joins() is None and self.at("connect"), addresses(*arguments)][1]
         meeting._connected = lambda *arguments: [connected(*arguments), self.at("connected")][0]
+        send_part, self._num_parts = MPI.broadcast_bytes, itertools.count()
+        MPI.broadcast_bytes = lambda *arguments: [self.at(f"state{next(self._num_parts)}"), send_part(*arguments)][1]
+        if any("state" in word for word in words):
+            collective._MOST_BYTES = 1000
         if "exchange" in self._mine:
             os.environ["ENDS_AT_KEY"] = self._mine["exchange"]
         if "FAULTS" in os.environ:

@@ -9,6 +9,7 @@ import gluon_parallel as gp
 import mxnet as mx
 from mxnet import gluon, nd
 
+collective = sys.modules["gluon_parallel.kvstore.collective"]  # its name in the package is that of a function
 DEVICES = gp.devices("cpu:2")
 
 
@@ -51,7 +52,7 @@ def check_objects_of_all_processes(store):
     random = np.random.RandomState(0)
     bits = random.randint(0, 256, 200_000).astype(np.uint8)  # also those of NaN, and more than one message
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["gluon_parallel.kvstore.collective"], "_MOST_BYTES", 1 << 16)  # has a function's name
+        patch.setattr(collective, "_MOST_BYTES", 1 << 16)
         for value in ({"run": "runs/3", 5: None}, None, b"", bits, ["x" * 5000, mx.nd.arange(3)]):
             got = gp.broadcast_object(value if rank == 0 else lambda: "not looked at", store)
             assert type(got) is type(value)
@@ -62,6 +63,7 @@ def check_objects_of_all_processes(store):
         store, lambda: gp.broadcast_object(lambda: 0, store), "gp.broadcast_object(): process 0 handed in a function"
     )
     assert gp.broadcast_object(rank, store) == 0  # and all can go on
+    assert collective.object_of(num - 1, {"rank": rank}, store, "a check") == {"rank": num - 1}
 
 
 def refused(store, function, words):

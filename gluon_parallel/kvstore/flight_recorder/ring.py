@@ -21,7 +21,7 @@ from ...native.records import C, address_of
 from .. import reserved_keys
 
 _KINDS = {"s": "sum", "b": "broadcast", "g": "gather", "u": "push", "d": "pull", "x": "push and pull", "a": "parts",
-          "p": "sum, shards", "q": "sum, results"}  # fmt: skip  # else agreement
+          "p": "sum, shards", "q": "sum, results", "o": "object"}  # fmt: skip  # else agreement
 _RESERVED = {value: name.lower().replace("_", " ") for name, value in vars(reserved_keys).items() if name.isupper()}
 NUM_WORDS = ctypes.sizeof(C.RecorderMemory) // 8
 _NAME = re.compile(r"([\d.]+)([a-z]):(.*)", re.DOTALL)

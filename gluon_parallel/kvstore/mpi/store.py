@@ -231,7 +231,7 @@ class MPI(Store):
         return self._progress.gather(name, signature, vector)
 
     def broadcast_bytes(self, key: Hashable, data: np.ndarray, rank: int) -> None:
-        self._progress.broadcast(*self._names("o", key, data), data, rank)
+        self._progress.broadcast(f"{self._number}o:{key}".encode(), b"bytes", data, rank)
 
     def allgather(self, key: Hashable, value: Any, out: Any, priority: int = 0) -> None:
         """As of :class:`.Hooks`, when the values are ready; returns at once. Of one shape and dtype everywhere."""
