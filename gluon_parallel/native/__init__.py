@@ -6,9 +6,11 @@ import contextlib
 import ctypes
 import functools
 import os
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
+from ..errors import StoreUnavailable
 from .build import NAME, NATIVE, sources
 from .records import C, address_of
 
@@ -88,15 +90,27 @@ def provide_mxnet(mxnet: ctypes.CDLL) -> None:
             _set(name, getattr(mxnet, name))
 
 
-def repair_open_mpi() -> None:
-    """Have Open MPI, which is not loaded yet, outlive the loss of other processes.
-
-    It gets settings, where the user has made none, and calls the functions of ``open_mpi.c`` in the place of its own.
-    """
+@functools.cache
+def _repair_open_mpi() -> None:
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     library()
     ctypes.CDLL(str(NATIVE / NAME), mode=os.RTLD_GLOBAL | os.RTLD_NOLOAD)
+
+
+def repair_open_mpi() -> None:
+    """Have Open MPI, which is not loaded yet, outlive the loss of other processes.
+
+    It gets settings, where the user has made none, and calls the functions of ``open_mpi.c`` in the place of its own.
+
+    StoreUnavailable: it runs already, without these repairs.
+    """
+    if "mpi4py.MPI" in sys.modules and not _repair_open_mpi.cache_info().currsize:
+        raise StoreUnavailable(
+            "GLUON_PARALLEL_MIN_PROCESSES is set, and this script has imported mpi4py.MPI before it made a store: so "
+            "Open MPI would not go on after a loss. Make the store first, or start the script by `gluon-parallel run`"
+        )
+    _repair_open_mpi()
 
 
 def _set(name: str, pointer: Any) -> None:

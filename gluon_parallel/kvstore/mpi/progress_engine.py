@@ -48,7 +48,9 @@ class ProgressEngine:
 
         self.mpi: Any = MPI
         self.comm, self.timeout, self.whole = comm, timeout, whole
-        self.rank, self.size = comm.rank, comm.size
+        with MPI_LOCK:
+            self.rank, self.size = comm.rank, comm.size
+            self.persistent: bool = has_persistent() if whole is None else whole.persistent
         # What has ended this progress engine, or that of all processes, or of a part: it ends all of them.
         self.failures: list[Exception] = [] if whole is None else whole.failures
         self.progress_engines: list = (
@@ -60,7 +62,6 @@ class ProgressEngine:
         self.name = f"process {self.ranks[self.rank]} of {size}"  # this process, for errors
         self.others = [rank for rank in range(self.size) if rank != self.rank]
         self.messages = Messages(comm, self.mpi)
-        self.persistent: bool = has_persistent() if whole is None else whole.persistent
         self.failure: Exception | None = None
         self._has_ended = threading.Event()  # whether everything that was under way has ended with it
         self.shared: Any = None  # :class:`.SharedMemory`, whose exchanges are watched here and not moved

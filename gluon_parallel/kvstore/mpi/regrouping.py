@@ -70,8 +70,8 @@ def _shrunk(progress: ProgressEngine) -> ProgressEngine:
     left = made_within_limit(progress, comm.Shrink)
     with MPI_LOCK:
         _abandoned[:] = [entry for entry in _abandoned if not has_ended(entry[0], mpi)]
-    left.Set_errhandler(mpi.ERRORS_RETURN)
-    ranks = mpi.Group.Translate_ranks(left.Get_group(), None, comm.Get_group())
+        left.Set_errhandler(mpi.ERRORS_RETURN)
+        ranks = mpi.Group.Translate_ranks(left.Get_group(), None, comm.Get_group())
     after = ProgressEngine(left, progress.timeout, ranks=[progress.ranks[rank] for rank in ranks])
     startup.progress_engines[:] = [after]
     flight_recorder.RECORDER.progress = after

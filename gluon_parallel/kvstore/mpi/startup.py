@@ -110,7 +110,7 @@ def _mpi(limit: float) -> Any:
             "or choose dist_sync, which comes with MXNet"
         ) from error
     _check_limits()
-    if MIN_PROCESSES in os.environ and "MPI" not in vars(mpi4py):  # where it runs, some repairs alone would do harm
+    if MIN_PROCESSES in os.environ:
         repair_open_mpi()
     # A process that saw a failure must be able to end without MPI's own end, which waits for everyone.
     mpi4py.rc.finalize = False
