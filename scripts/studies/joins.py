@@ -4,7 +4,7 @@
     python scripts/studies/joins.py --net resnet20 --runs 5 --kinds replaced first
     python scripts/studies/joins.py --kinds rounds --runs 1
     python scripts/studies/joins.py --kinds "host lost" "host cut off"      as root, on hosts of namespaces
-    python scripts/studies/joins.py --net wide --megabits 1000 --kinds "killed on a host"
+    python scripts/studies/joins.py --net wide --megabits 1000 --kinds "killed on a host"                   as root, too
 
 Each run is of one kind; what happens, happens at a random step, or at a random moment of the meeting. A line per run
 says the largest difference of a weight, relative to the largest weight of its array, how long those that train were
@@ -98,7 +98,7 @@ KINDS = [
     "no slots", "grow", "grow twice", "double", "shrink", "host lost", "host cut off", "killed on a host",
     "rounds",
 ]  # fmt: skip
-ON_HOSTS = KINDS[-4:-1]
+ON_HOSTS = "host lost", "host cut off", "killed on a host"
 
 
 class Orders:
@@ -322,7 +322,7 @@ def main() -> int:
     parser.add_argument("--net", choices=list(NETS), default="lenet", help="what is trained (lenet)")
     parser.add_argument("--dtype", choices=list(LARGEST), default="float64", help="of weights (float64)")
     parser.add_argument("--runs", type=int, default=20, help="of each kind (20)")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS[:-4], help="what happens (all but 4)")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, help="what happens (all but 4)")
     parser.add_argument("--processes", type=int, default=3, help="that begin (3)")
     parser.add_argument("--steps", type=int, default=300, help="of each run (300)")
     parser.add_argument("--seed", type=int, default=0, help="of what happens when (0)")
@@ -336,6 +336,9 @@ def main() -> int:
     if options.file:
         train(options, json.loads(options.orders))
         return 0
+    options.kinds = options.kinds or [kind for kind in KINDS if kind not in (*ON_HOSTS, "rounds")]
+    if options.megabits and not {*options.kinds} <= {*ON_HOSTS}:
+        parser.error(f"--megabits is for {', '.join(ON_HOSTS)} alone")
     chosen, table, is_right = random.Random(options.seed), [], True
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
