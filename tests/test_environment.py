@@ -224,6 +224,14 @@ def test_mpi_starts_without_the_transport_that_sleeps_unless_the_user_names_tran
     assert os.environ.get("OMPI_MCA_btl") == given and "OMPI_MCA_mpi_ft_enable" not in os.environ
 
 
+def test_mpi_that_has_started_without_its_repairs_is_refused_where_others_are_to_go_on_after_a_loss():
+    pytest.importorskip("mpi4py")
+    program = "from mpi4py import MPI; import gluon_parallel as gp; gp.kvstore.create('mpi')"
+    environment = {**os.environ, "GLUON_PARALLEL_MIN_PROCESSES": "1"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert "StoreUnavailable: GLUON_PARALLEL_MIN_PROCESSES is set, and this script has imported mpi4py" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("variables", "megabytes", "files", "complaint"),
     [

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
-from ..errors import StoreUnavailable
 from .build import NAME, NATIVE, sources
 from .records import C, address_of
 
@@ -98,19 +97,15 @@ def _repair_open_mpi() -> None:
     ctypes.CDLL(str(NATIVE / NAME), mode=os.RTLD_GLOBAL | os.RTLD_NOLOAD)
 
 
-def repair_open_mpi() -> None:
-    """Have Open MPI, which is not loaded yet, outlive the loss of other processes.
+def repair_open_mpi() -> bool:
+    """Have Open MPI outlive the loss of other processes; returns whether it does: not where it runs already without.
 
     It gets settings, where the user has made none, and calls the functions of ``open_mpi.c`` in the place of its own.
-
-    StoreUnavailable: it runs already, without these repairs.
     """
     if "mpi4py.MPI" in sys.modules and not _repair_open_mpi.cache_info().currsize:
-        raise StoreUnavailable(
-            "GLUON_PARALLEL_MIN_PROCESSES is set, and this script has imported mpi4py.MPI before it made a store: so "
-            "Open MPI would not go on after a loss. Make the store first, or start the script by `gluon-parallel run`"
-        )
+        return False
     _repair_open_mpi()
+    return True
 
 
 def _set(name: str, pointer: Any) -> None:

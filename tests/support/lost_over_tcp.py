@@ -7,13 +7,14 @@
 - `late`: process 1 receives what process 2 had begun to send, and then another one from process 0.
 """
 
-from mpi4py import MPI  # isort: skip - first, as a script may do
-
 import faulthandler
 import os
 import signal
 import sys
 import time
+
+if __name__ == "__main__":
+    from mpi4py import MPI  # before the package, as a script may do
 
 import numpy as np
 
@@ -88,4 +89,5 @@ def main():
     os._exit(0)  # MPI's own end would wait for process 2
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -110,8 +110,11 @@ def _mpi(limit: float) -> Any:
             "or choose dist_sync, which comes with MXNet"
         ) from error
     _check_limits()
-    if MIN_PROCESSES in os.environ:
-        repair_open_mpi()
+    if MIN_PROCESSES in os.environ and not repair_open_mpi():
+        raise StoreUnavailable(
+            f"{MIN_PROCESSES} is set, and this script has imported mpi4py.MPI before it made a store: so Open MPI "
+            "would not go on after a loss. Make the store first, or start the script by `gluon-parallel run`"
+        )
     # A process that saw a failure must be able to end without MPI's own end, which waits for everyone.
     mpi4py.rc.finalize = False
     # MPI starts only when every process of the group does, and nothing in Python runs meanwhile: so a watchdog of
