@@ -212,7 +212,7 @@ def test_the_others_go_on_when_one_of_them_is_lost_before_it_asks_mpirun_to_conn
     """In its Connect, MPI waits until mpirun has heard of all of them, or for ever."""
     late = [f"{rank}:connect:IN_CONNECT=late" for rank in range(num - 2)]
     orders = f"{num - 1}:10:SIGKILL", f"{num - 2}:connect:IN_CONNECT=ends", *late
-    output = check(undisturbed, tmp_path, *orders, num=num, epochs=80, limit=20)
+    output = check(undisturbed, tmp_path, *orders, num=num, epochs=80)
     assert re.search(rf"rank {num} did not join: .*; {num - 2} go on", output) and "MPI has not come back" not in output
     assert f"joined: rank {num + 1}" in output
 
