@@ -38,18 +38,26 @@ int ompi_comm_request_schedule_append(void *request, int (*callback)(void *), vo
     return 0;
 }
 
-static void (*answer)(int, void *);
+typedef struct Process { char job[256]; unsigned rank; } Process;
+static Process processes[] = {{"other", 0}, {"own", 0}, {"own", 1}, {"other", 1}};
+typedef void Answered(int, void *, void *);
+static Answered *answer;
 static void *to;
-int num_asked, num_progress, lose_at, revoke_at, answer_at;
+int num_asked, num_connected, num_progress, lose_at, revoke_at, answer_at, next_at, refused_at, asked_for;
 size_t revoked_one;
-int PMIx_Connect_nb(void *a, size_t b, void *c, size_t d, void (*answered)(int, void *), void *data)
+int PMIx_Get_nb(const Process *one, const char *key, void *a, size_t b, Answered *answered, void *data)
 {
-    (void)a, (void)b, (void)c, (void)d;
+    (void)a, (void)b;
     answer = answered, to = data;
-    return num_asked++ == 2 ? -27 : 0;
+    asked_for = 10 * asked_for + (one->job[1] == 't' && key[0] == 'g' ? one->rank + 1 : 9);
+    return ++num_asked == refused_at ? -27 : 0;
 }
-int PMIx_Connect(void *, size_t, void *, size_t);
-int connect_processes(void) { return PMIx_Connect(NULL, 0, NULL, 0); }
+int PMIx_Connect(const Process *all, size_t num, void *c, size_t d)
+{
+    (void)all, (void)num, (void)c, (void)d;
+    return num_connected++, -5;
+}
+int connect_processes(void) { return PMIx_Connect(processes, 4, NULL, 0); }
 int opal_progress(void)
 {
     num_progress++;
@@ -58,7 +66,9 @@ int opal_progress(void)
     if (num_progress == revoke_at)
         ompi_comm_revoke_local((void *)revoked_one, false);
     if (num_progress == answer_at)
-        answer(-1, to);
+        answer(-157, NULL, to);
+    if (num_progress == next_at)
+        answer(-1, NULL, to);
     return 0;
 }
 static int (*registered)(void);
@@ -66,7 +76,7 @@ int opal_progress_register(int (*function)(void)) { return registered = function
 int opal_progress_unregister(int (*function)(void)) { return (void)function, registered = NULL, 0; }
 int wait_once(void) { return registered ? registered() : -1; }
 int MPIX_Comm_revoke(void *comm) { return ompi_comm_revoke_local(comm, false), 0; }
-void answer_late(void) { answer(0, to); }
+void answer_late(void) { answer(0, NULL, to); }
 
 void note_loss_in(size_t comm) { ompi_comm_revoke_local((void *)comm, true); }
 void finish(size_t comm) { mca_coll_base_comm_select((void *)comm); }
@@ -80,7 +90,7 @@ int end_of_last_part(void)
 """
 
 PROGRAM = """
-import ctypes, sys
+import ctypes, os, sys
 from gluon_parallel import native
 
 native.repair_open_mpi()
@@ -126,34 +136,37 @@ mpi.lose()
 assert mpi.end_of_last_part() == 0 and counts() == [0, 4], "as usual"
 
 def connect(revoked=0, **at):
-    # The status, and how often Open MPI has looked at what has happened.
-    at = {"lose_at": 0, "revoke_at": 0, "answer_at": 0, "num_progress": 0, **at}
-    for name, number in at.items():
-        ctypes.c_int.in_dll(mpi, name).value = number
+    # The status, how often Open MPI has looked at what happens, and which processes of the other job were asked for.
+    names = ("lose_at", "revoke_at", "answer_at", "next_at", "refused_at", "num_progress", "num_asked", "asked_for")
+    for name in names:
+        ctypes.c_int.in_dll(mpi, name).value = at.get(name, 0)
     ctypes.c_size_t.in_dll(mpi, "revoked_one").value = revoked
-    return mpi.connect_processes(), ctypes.c_int.in_dll(mpi, "num_progress").value
+    return mpi.connect_processes(), *(ctypes.c_int.in_dll(mpi, name).value for name in ("num_progress", "asked_for"))
 
+os.environ["PMIX_NAMESPACE"] = "own"
 FIRST, SECOND, UNKNOWN = 1, 2, 3
 for one in (YOUNG, LATE, GIVEN_UP):
     mpi.give_up(one)
 mpi.finish(YOUNG), mpi.finish(LATE)
-assert connect(FIRST, lose_at=2, revoke_at=3, answer_at=4) == (-1, 4), "nobody meets"
+mpi.note_loss_in(FIRST)
+assert connect() == (-5, 0, 0), "nobody meets, and mpirun connects"
 native.function("gp_before_meeting", 0)()
-assert connect(answer_at=4) == (-1, 4), "mpirun's answer"
-assert connect() == (-27, 1), "mpirun is not asked"
-assert connect(FIRST, revoke_at=2, answer_at=4) == (-1, 4), "it was revoked before"
-assert connect(UNKNOWN, revoke_at=2, answer_at=4) == (-1, 4), "it is nobody's yet"
-assert connect(SECOND, revoke_at=3, answer_at=6) == (-103, 3)
+assert connect(answer_at=4, next_at=6) == (-1, 6, 12), "what mpirun answers about one, and about the other"
+assert connect(next_at=4) == (-1, 4, 1), "it does not know the first one"
+assert connect(refused_at=1) == (-27, 1, 1), "mpirun is not asked"
+assert connect(FIRST, revoke_at=2, answer_at=4, next_at=6) == (-1, 6, 12), "it was revoked before"
+assert connect(UNKNOWN, revoke_at=2, answer_at=4, next_at=6) == (-1, 6, 12), "it is nobody's yet"
+assert connect(SECOND, revoke_at=3, answer_at=6) == (-103, 3, 1)
 native.function("gp_before_meeting", 0)()
-assert connect(lose_at=3, answer_at=6) == (-103, 3)
+assert connect(answer_at=3, lose_at=5, next_at=8) == (-103, 5, 12)
 mpi.answer_late()
-num_asked = ctypes.c_int.in_dll(mpi, "num_asked").value
 assert mpi.wait_once() == 0
 num_revoked = counts()[1]
 native.function("gp_revoke_in_meeting", 1)(FIRST)
 assert counts()[1] == num_revoked, "by the thread in which Open MPI waits"
 assert (mpi.wait_once(), mpi.wait_once()) == (1, 0) and counts()[1] == num_revoked + 1
-assert connect() == (-103, 1) and num_asked == ctypes.c_int.in_dll(mpi, "num_asked").value, "the loss is known"
+assert connect() == (-103, 1, 0), "the loss is known"
+assert ctypes.c_int.in_dll(mpi, "num_connected").value == 1
 native.function("gp_after_meeting", 0)()
 assert mpi.wait_once() == -1, "it looks no longer"
 

@@ -2,15 +2,16 @@
    its own, and of one of PMIx.
 
    Open MPI calls its functions through the dynamic linker, which takes these where they are known to all libraries before
-   Open MPI is loaded. Each calls the one that it stands for, `PMIx_Connect` the one that does not wait. Without them, the
-   processes that are left
+   Open MPI is loaded. Each calls the one that it stands for, but `PMIx_Connect` in a meeting. Without them, the processes
+   that are left
    - crash: the loss is noted in each communicator, also where its collective operations are still to be chosen
      (`ompi_comm_revoke_local`);
    - or wait for ever for one that has given up: it lets go of what it has made, without a word to those that wait for it
      there (`ompi_dpm_connect_accept`);
    - or wait for ever: a request that consists of others forgets that the last one has failed, so the search for a number
      of the communicator is repeated, and fails, without end (`ompi_comm_request_progress`);
-   - or wait for ever: mpirun, which is asked to connect processes, waits for one that it has just lost
+   - or wait for ever: mpirun, which all ask to connect them, waits for one that it has just lost. Where it loses two of
+     them at once, it frees twice what it knows of the question, and later answers nobody any more
      (`ompi_dpm_connect_accept`, `PMIx_Connect`);
    - or end with status 7: a collective operation that has failed frees what it has sent and received, of which some ends
      later, with an error that is nobody's any more (`NBC_Progress`, `mca_pml_ob1_recv_request_fini`). */
@@ -21,13 +22,16 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "external.h"
 
 #define PROC_FAILED 75   /* MPI_ERR_PROC_FAILED */
 #define REQUEST 7        /* MPI_ERR_REQUEST */
+/* Of PMIx */
 #define LOST_CLIENT -103 /* PMIX_ERR_LOST_CONNECTION_TO_CLIENT */
+#define OPERATION_SUCCEEDED -157
 
 typedef struct Communicators {
     void **all;
@@ -103,14 +107,21 @@ typedef int Append(void *request, Callback callback, void **parts, int num_parts
 typedef int Progress(void);
 typedef int Register(Progress *progress);
 typedef int RevokeAll(void *comm);
-typedef void Answered(int status, void *answer);
-typedef int Connect(const void *processes, size_t num_processes, const void *options, size_t num_options,
-                    Answered *answered, void *answer);
+
+typedef struct Process { /* pmix_proc_t */
+    char job[256];
+    uint32_t rank;
+} Process;
 
 typedef struct Answer {
     int status;
     _Atomic bool is_there;
 } Answer;
+
+typedef void Answered(int status, void *value, void *answer);
+typedef int Get(const Process *process, const char *key, const void *options, size_t num_options, Answered *answered,
+                void *answer);
+typedef int Connect(const Process *processes, size_t num_processes, const void *options, size_t num_options);
 
 static Revoke *own_revoke;
 
@@ -222,28 +233,25 @@ EXPORT int ompi_comm_request_schedule_append(void *request, Callback callback, v
     return own(request, callback ? callback : end, parts, num_parts);
 }
 
-static void note_answer(int status, void *answer)
+static void note_answer(int status, void *value, void *answer)
 {
+    (void)value; /* PMIx keeps it */
     Answer *to = answer;
-    to->status = status;
+    to->status = status == OPERATION_SUCCEEDED ? 0 : status;
     to->is_there = true;
 }
 
-/* Ask mpirun to connect processes, and wait for its answer; where processes meet, only while that can succeed. Open MPI
-   notes losses in `opal_progress`. */
-EXPORT int PMIx_Connect(const void *processes, size_t num_processes, const void *options, size_t num_options)
+/* Have PMIx know all about a process of another job that Open MPI asks for when it first sends to it: its addresses, which
+   come with the value of a key, see `offer_addresses`, and what is known of its job.
+
+   mpirun does not answer about a process that has ended. So it is waited for as long as all can still meet; Open MPI notes
+   losses in `opal_progress`. One after the other: PMIx takes some questions for the same. */
+static int get_addresses(const Process *process, Get *get, Progress *progress)
 {
-    OWN(Connect, PMIx_Connect_nb);
-    static Progress *progress;
-    if (!progress)
-        progress = (Progress *)function_of(__builtin_return_address(0), "opal_progress");
-    progress();
-    if (has_failed_to_meet())
-        return LOST_CLIENT;
     Answer *answer = calloc(1, sizeof *answer);
     if (!answer)
         abort();
-    int status = own(processes, num_processes, options, num_options, note_answer, answer);
+    int status = get(process, "gluon_parallel.addresses", NULL, 0, note_answer, answer);
     const struct timespec pause = {.tv_nsec = 100000};
     while (!status && !answer->is_there) {
         if (has_failed_to_meet())
@@ -253,6 +261,23 @@ EXPORT int PMIx_Connect(const void *processes, size_t num_processes, const void 
     }
     status = status ? status : answer->status;
     free(answer);
+    return status;
+}
+
+/* Have mpirun connect processes; where they meet, get from it only what Open MPI needs for that. */
+EXPORT int PMIx_Connect(const Process *processes, size_t num_processes, const void *options, size_t num_options)
+{
+    OWN(Connect, PMIx_Connect);
+    if (num_failures_before < 0)
+        return own(processes, num_processes, options, num_options);
+    Get *get = (Get *)function_of(NULL, "PMIx_Get_nb");
+    Progress *progress = (Progress *)function_of(NULL, "opal_progress");
+    progress();
+    int status = has_failed_to_meet() ? LOST_CLIENT : 0;
+    const char *own_job = getenv("PMIX_NAMESPACE");
+    for (size_t i = 0; i < num_processes && !status; i++)
+        if (strcmp(processes[i].job, own_job ? own_job : ""))
+            status = get_addresses(&processes[i], get, progress);
     return status;
 }
 

@@ -31,7 +31,6 @@ _NUM_HANDLES = 256  # of communicators that are looked at
 _JOB = 256  # bytes of the name of a job
 _APART = 2.0  # seconds between the ends of two processes that MPI does not let go
 _LETS_GO = 5.0  # seconds in which MPI ends a meeting after the loss of the new process, or a revoke, on a busy machine
-_ANSWERS = 1.0  # seconds in which mpirun gives the addresses of a process that lives
 
 
 class DidNotJoin(Exception):
@@ -51,9 +50,6 @@ def accept(store: MPI, port: str) -> None:
         between = progress.comm.Accept(port)
         comm = _merged(progress, between, is_new=True)
         ranks = _exchange_process_names(progress, comm, progress.ranks[0])
-        for number in ranks[:-1]:
-            with contextlib.suppress(OSError):  # it is lost, as is heard next; or mpirun is slow, and MPI asks again
-                pmix.get_addresses(number, _ANSWERS)
     _go_on_with(store, comm, ranks)
 
 
@@ -89,7 +85,6 @@ def connect(store: MPI, new: int, port: str) -> None:
         found: list[Any] = []
         before, made = _handles(progress.mpi), list[int]()
         for stage in (
-            lambda: pmix.get_addresses(new, progress.timeout / 3),  # the rest of the limit is for the meeting
             lambda: found.append(_connected(progress, port)),
             lambda: found.append(_merged(progress, found[0], is_new=False)),
             lambda: found.append(_exchange_process_names(progress, found[1], progress.ranks[progress.rank])),

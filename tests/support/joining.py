@@ -48,6 +48,21 @@ def weights_of(net):
     return {name: one.data().asnumpy() for name, one in net._collect_params_with_prefix().items()}
 
 
+def known():
+    """The processes of other jobs whose addresses PMIx has here, without a word to mpirun."""
+    if not pmix.process_names:
+        return []  # this process is alone, and may have no library of PMIx
+    library = ctypes.CDLL(pmix._LIBRARY)
+    only_here = pmix._info(library, b"pmix.optional", ctypes.byref(ctypes.c_bool(True)), pmix._BOOL)
+    found = []
+    for number, (job, rank) in pmix.process_names.items():
+        one, value = pmix._Process(job.encode(), rank), ctypes.c_void_p()
+        arguments = ctypes.byref(one), pmix._KEY, only_here, ctypes.c_size_t(1), ctypes.byref(value)
+        if job != pmix.own_process_name()[0] and library.PMIx_Get(*arguments) == 0:
+            found.append(number)
+    return sorted(found)
+
+
 def own_stub():
     """The processes that stand for this one under mpirun."""
     job, rank = pmix.own_process_name()
@@ -84,9 +99,8 @@ class Orders:
         if moments:
             connect, self._delay = meeting.connect, float(moments[0].partition("+")[2] or 0) / 1e3
             meeting.connect = lambda *arguments: [self.meet(moments[0]), connect(*arguments)][1]
-        addresses, connected = pmix.get_addresses, meeting._connected
-        pmix.get_addresses = lambda *arguments: [joins() is None and self.at("connect"), addresses(*arguments)][1]
-        meeting._connected = lambda *arguments: [connected(*arguments), self.at("connected")][0]
+        connected = meeting._connected
+        meeting._connected = lambda *arguments: [self.at("connect"), connected(*arguments), self.at("connected")][1]
         send_part, self._num_parts = MPI.broadcast_bytes, itertools.count()
         MPI.broadcast_bytes = lambda *arguments: [self.at(f"state{next(self._num_parts)}"), send_part(*arguments)][1]
         if any("state" in word for word in words):
@@ -164,7 +178,7 @@ def main(file, folder, kind, epochs, *words):
         if kind == "prepare":
             training.end_epoch(score=0.5)
     gp.check_replicas(net, store)
-    print(f"ends with {store.num_workers} processes, {sorted(pmix._answers)} have joined or met it", flush=True)
+    print(f"ends with {store.num_workers} processes, addresses of {known()} are known", flush=True)
     if store.rank == 0:
         weights = weights_of(net)
         if kind == "prepare":

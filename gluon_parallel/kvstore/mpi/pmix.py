@@ -1,4 +1,4 @@
-"""PMIx, by which Open MPI speaks to mpirun: outlive its daemons, tell of losses, get addresses, start processes."""
+"""PMIx, by which Open MPI speaks to mpirun: outlive its daemons, tell of losses, offer addresses, start processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Optional
+from typing import Any
 
 from ... import launcher
 
@@ -28,9 +28,6 @@ _HANDLER = ctypes.CFUNCTYPE(
     None, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p,
     ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p,
 )  # fmt: skip
-
-
-_ANSWER = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 
 
 class _Process(ctypes.Structure):
@@ -166,45 +163,15 @@ class _Value(ctypes.Structure):
     _fields_ = (("type", ctypes.c_uint16), ("text", ctypes.c_char_p), ("others", ctypes.c_char * 32))
 
 
-_answers: dict[int, int] = {}  # number of a process -> PMIx's status of its addresses
-
-
-@_ANSWER
-def _note_answer(status: int, value: Any, number: Optional[int]) -> None:
-    _answers[number or 0] = status  # ctypes has None for 0
-
-
 def offer_addresses() -> None:
-    """Let others get the addresses of this process; see :func:`get_addresses`. OSError: there is no library of PMIx."""
+    """Let processes of other jobs get the addresses of this one, which come with the value of this key.
+
+    `PMIx_Connect` in ``native/open_mpi.c`` gets them. OSError: there is no library of PMIx.
+    """
     library, value = ctypes.CDLL(_LIBRARY), _Value(_STRING, b"yes")
     status = library.PMIx_Put(ctypes.c_uint8(_GLOBAL), _KEY, ctypes.byref(value)) or library.PMIx_Commit()
     if status:
         raise OSError(f"error {status} of PMIx")
-
-
-def get_addresses(number: int, limit: float) -> None:
-    """Have MPI know at once all that it would ask mpirun for when it first sends to that process of another job.
-
-    It would wait for ever if the process is lost by then: mpirun does not answer about a job that has ended.
-
-    Raises:
-        OSError: the process is lost, PMIx does not know it, or nothing comes within `limit` seconds.
-    """
-    job, rank = process_names[number]
-    process, no_info = _Process(job.encode(), rank), (None, ctypes.c_size_t(0))
-    library, until = ctypes.CDLL(_LIBRARY), time.monotonic() + limit
-    # All that the process offers comes with the answer.
-    status = library.PMIx_Get_nb(ctypes.byref(process), _KEY, *no_info, _note_answer, ctypes.c_void_p(number))
-    if status:
-        raise OSError(f"the addresses of process {number} cannot be asked for: error {status} of PMIx")
-    while number not in _answers:
-        if number in _lost:
-            raise ProcessLookupError(f"process {number} is lost")
-        if time.monotonic() > until:
-            raise TimeoutError(f"mpirun gave no addresses of process {number} within {limit:g} s")
-        time.sleep(0.0005)
-    if _answers[number]:
-        raise OSError(f"mpirun has no addresses of process {number}: error {_answers[number]} of PMIx")
 
 
 class _Program(ctypes.Structure):
