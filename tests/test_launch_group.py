@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import itertools
+import json
 import os
 import re
 import selectors
@@ -11,6 +12,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import types
 import warnings
@@ -343,6 +345,28 @@ def test_a_connection_to_mpirun_passes_through_the_messages_of_agents_and_there_
         near.write(sent["far"].pop())
         assert process.recv(9) == b""
         assert not selector.get_map()
+
+
+@pytest.mark.parametrize("ends", ["process", "launcher"])
+def test_a_stub_ends_when_mpirun_has_taken_note_of_the_end_of_the_connection(monkeypatch, ends):
+    """mpirun uses memory that it has freed where it hears of the end of a process first."""
+    with contextlib.ExitStack() as stack:
+        mpirun = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        monkeypatch.setenv("PMIX_SERVER_URI41", f"prterun;tcp4://127.0.0.1:{mpirun.getsockname()[1]}")
+        launcher, connected = (stack.enter_context(one) for one in socket.socketpair())
+        stub = threading.Thread(target=agent.Stub(agent.Connection(connected)).run, daemon=True)
+        stub.start()
+        messages = [{"relay": "aGVsbG8="}, *[{"relay": ""}] * (ends == "process")]
+        launcher.sendall(b"".join(json.dumps(message).encode() + b"\n" for message in messages))
+        served = stack.enter_context(mpirun.accept()[0])
+        assert served.recv(9) == b"hello"
+        launcher.close()
+        assert served.recv(9) == b""
+        stub.join(0.5)
+        assert stub.is_alive()
+        served.close()
+        stub.join(10)
+        assert not stub.is_alive()
 
 
 @pytest.mark.parametrize(("btl", "expected"), [(None, "self,tcp"), ("^ofi", "^ofi,sm"), ("self,sm,tcp", "self,tcp")])

@@ -31,6 +31,9 @@ _PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # prctl(2)
 _CHUNK = 1 << 16  # bytes of a line without an end that are sent on as if it had one
 _BEAT = 0.5  # seconds between two looks at the process
 _GRACE = 30.0  # seconds after a signal from outside, unless the launcher says less
+_TAKES_NOTE = (
+    60.0  # seconds in which mpirun takes note of the end of a connection, also one that was stopped for a while
+)
 _LAST_WORDS = 2.0  # seconds for what is still in the pipes when everyone who could write to them is gone
 _MPIRUN = "PMIX_SERVER_URI"  # begins the variables that say at which address of this machine mpirun listens
 _BY_MPIRUN = ("PMIX_", "OMPI_", "PRTE_", "OPAL_")  # begin the variables by which mpirun gives a process its place
@@ -158,6 +161,16 @@ class Relay:
                 self._socket.sendall(base64.b64decode(text))
         elif not text:
             self.close()
+
+    @property
+    def is_connected(self):
+        return self._socket is not None
+
+    def end(self):
+        """Say that nothing comes any more; the other end closes when it has taken note."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_WR)
 
     def close(self):
         for one in (self._listener, self._socket):
@@ -379,14 +392,15 @@ class Stub:
 
     So no daemon of mpirun runs on hosts that may be lost, at which it would end all. The process gets the variables of
     this one, and with them its place among the others, and its connection to mpirun ends here. This stub ends when the
-    launcher closes the connection, and mpirun learns by that that the process has ended.
+    launcher closes the connection, and mpirun learns by that that the process has ended. First it has to take note of
+    the end of the connection to it: in the other order, as on a busy machine, it uses memory that it has freed.
     """
 
     def __init__(self, connection):
         self.connection = connection
         self._selector = selectors.DefaultSelector()
         self._relay = Relay(self._selector, self.tell)
-        self._is_connected = False
+        self._has_connected = False
 
     def tell(self, **message):
         """Send one message to the launcher; that it is gone is noticed where it is read."""
@@ -405,13 +419,25 @@ class Stub:
                     continue
                 messages = self.connection.receive()
                 if messages is None:
+                    self._leave()
                     return
                 for message in messages:
                     self._pass_on(message["relay"])
 
+    def _leave(self):
+        self._selector.unregister(self.connection)
+        self._relay.end()
+        until = time.monotonic() + _TAKES_NOTE
+        while self._relay.is_connected and time.monotonic() < until:
+            if self._selector.select(_BEAT):
+                self._relay.read()
+
     def _pass_on(self, text):
-        if text and not self._is_connected:
-            self._is_connected = True
+        if not text:
+            self._relay.end()
+            return
+        if not self._has_connected:
+            self._has_connected = True
             uri = next(value for name, value in os.environ.items() if name.startswith(_MPIRUN))
             try:
                 self._relay.connect(uri.rpartition("/")[2])
