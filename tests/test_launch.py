@@ -3,6 +3,7 @@
 import bdb
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -143,6 +144,15 @@ def test_an_mpirun_of_somebody_else_or_that_does_not_work_is_refused(
     monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(engines, "_VERSION_LIMIT", limit)
     with pytest.raises(gp.errors.LaunchError, match=words):
+        launching.launch(script("print('started')"), num_workers=2, min_processes=1, max_processes=2)
+
+
+@pytest.mark.parametrize("btl", ["^tcp", "self,sm"])
+def test_transports_by_which_no_process_reaches_another_are_refused(script, monkeypatch, btl):
+    """Open MPI would crash."""
+    monkeypatch.setenv("OMPI_MCA_btl", btl)
+    monkeypatch.setattr(engines.MPI, "missing", lambda *_: [])
+    with pytest.raises(gp.errors.LaunchError, match=f"OMPI_MCA_btl is '{re.escape(btl)}', which leaves no transport"):
         launching.launch(script("print('started')"), num_workers=2, min_processes=1, max_processes=2)
 
 

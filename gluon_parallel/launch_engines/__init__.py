@@ -203,6 +203,11 @@ class MPI(LaunchEngine):
         if absent := self.missing():
             said = f"{' and '.join(absent)} not installed in {sys.prefix}"
             raise LaunchError(f"engine mpi: {said}; {self.install}")
+        if self.max_processes is not None and not _leaves_transport(os.environ.get("OMPI_MCA_btl", "self,tcp")):
+            raise LaunchError(
+                f"--max-processes: OMPI_MCA_btl is {os.environ['OMPI_MCA_btl']!r}, which leaves no transport between "
+                "processes, as Open MPI shares no memory where hosts may be lost; unset it, or let it have tcp"
+            )
         mpirun = str(find_mpirun())
         try:
             said = subprocess.run(
@@ -253,6 +258,17 @@ class MPI(LaunchEngine):
                 argv += ["-x", name]
         mpirun = Start("mpirun", [*argv, *agents], env)
         return [mpirun, *(super().starts(contact) if self.uses_stubs else [])]
+
+
+def _leaves_transport(btl: str) -> bool:
+    """Whether processes that share no memory can exchange by a transport that Open MPI's variable lets them have.
+
+    Example:
+        >>> [_leaves_transport(btl) for btl in ("^ofi", "self,tcp", "^tcp", "self,sm")]
+        [True, True, False, False]
+    """
+    names = {*btl.removeprefix("^").split(",")}
+    return "tcp" not in names if btl.startswith("^") else bool(names - {"self", "sm"})
 
 
 class PS(LaunchEngine):
