@@ -163,7 +163,7 @@ int opal_pmix_base_exchange(const char *key, void *answer, int seconds)
     return ((int (*)(const char *, void *, int))function_of_mpi("opal_pmix_base_exchange"))(key, answer, seconds);
 }
 
-/* In Connect, each process has just got the names of the new ones, and asks mpirun next to connect all. */
+/* In Connect, each process has just got the names of the new ones, and asks mpirun next for their addresses. */
 char **opal_argv_split(const char *text, int at)
 {
     const char *fault = at == ':' ? getenv("IN_CONNECT") : NULL;
@@ -209,7 +209,10 @@ def test_all_give_up_a_new_process_that_is_lost_in_the_first_or_last_step_of_con
 def test_the_others_go_on_when_one_of_them_is_lost_and_mpirun_answers_nobody_for_a_while(
     undisturbed, tmp_path, faults, num
 ):
-    """MPI would have mpirun connect all: it would wait for the lost one, or, as it loses two at once, break."""
+    """MPI would have mpirun connect all, and it would wait for the lost one.
+
+    When it goes on, it hears of ends of processes and of their connections at once, and must not break.
+    """
     late = [f"{rank}:connect:IN_CONNECT=late" for rank in range(num - 2)]
     orders = f"{num - 1}:10:SIGKILL", f"{num - 2}:connect:IN_CONNECT=ends", *late
     output = check(undisturbed, tmp_path, *orders, num=num, epochs=80)

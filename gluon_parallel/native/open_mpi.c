@@ -2,17 +2,15 @@
    its own, and of one of PMIx.
 
    Open MPI calls its functions through the dynamic linker, which takes these where they are known to all libraries before
-   Open MPI is loaded. Each calls the one that it stands for, but `PMIx_Connect` in a meeting. Without them, the processes
-   that are left
+   Open MPI is loaded. Each calls the one that it stands for, where that is safe. Without them, the processes that are left
    - crash: the loss is noted in each communicator, also where its collective operations are still to be chosen
      (`ompi_comm_revoke_local`);
    - or wait for ever for one that has given up: it lets go of what it has made, without a word to those that wait for it
      there (`ompi_dpm_connect_accept`);
    - or wait for ever: a request that consists of others forgets that the last one has failed, so the search for a number
      of the communicator is repeated, and fails, without end (`ompi_comm_request_progress`);
-   - or wait for ever: mpirun, which all ask to connect them, waits for one that it has just lost. Where it loses two of
-     them at once, it frees twice what it knows of the question, and later answers nobody any more
-     (`ompi_dpm_connect_accept`, `PMIx_Connect`);
+   - or wait for ever: mpirun, which all ask to connect them, waits for one that it has just lost; or it loses one more just
+     as it answers, and frees twice what it knows of the question (`ompi_dpm_connect_accept`, `PMIx_Connect`);
    - or end with status 7: a collective operation that has failed frees what it has sent and received, of which some ends
      later, with an error that is nobody's any more (`NBC_Progress`, `mca_pml_ob1_recv_request_fini`). */
 #include <dlfcn.h>
@@ -29,9 +27,7 @@
 
 #define PROC_FAILED 75   /* MPI_ERR_PROC_FAILED */
 #define REQUEST 7        /* MPI_ERR_REQUEST */
-/* Of PMIx */
 #define LOST_CLIENT -103 /* PMIX_ERR_LOST_CONNECTION_TO_CLIENT */
-#define OPERATION_SUCCEEDED -157
 
 typedef struct Communicators {
     void **all;
@@ -237,15 +233,15 @@ static void note_answer(int status, void *value, void *answer)
 {
     (void)value; /* PMIx keeps it */
     Answer *to = answer;
-    to->status = status == OPERATION_SUCCEEDED ? 0 : status;
+    to->status = status;
     to->is_there = true;
 }
 
 /* Have PMIx know all about a process of another job that Open MPI asks for when it first sends to it: its addresses, which
-   come with the value of a key, see `offer_addresses`, and what is known of its job.
+   come with the value of a key, see `offer_addresses`.
 
-   mpirun does not answer about a process that has ended. So it is waited for as long as all can still meet; Open MPI notes
-   losses in `opal_progress`. One after the other: PMIx takes some questions for the same. */
+   mpirun does not answer about a process whose job has ended. So it is waited for as long as all can still meet; Open MPI
+   notes losses in `opal_progress`. One after the other: with two under way, PMIx reads memory that it has freed. */
 static int get_addresses(const Process *process, Get *get, Progress *progress)
 {
     Answer *answer = calloc(1, sizeof *answer);
