@@ -31,9 +31,7 @@ _PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # prctl(2)
 _CHUNK = 1 << 16  # bytes of a line without an end that are sent on as if it had one
 _BEAT = 0.5  # seconds between two looks at the process
 _GRACE = 30.0  # seconds after a signal from outside, unless the launcher says less
-_TAKES_NOTE = (
-    60.0  # seconds in which mpirun takes note of the end of a connection, also one that was stopped for a while
-)
+_TAKES_NOTE = 60.0  # seconds in which mpirun takes note of the end of a connection; it may be stopped for a while
 _LAST_WORDS = 2.0  # seconds for what is still in the pipes when everyone who could write to them is gone
 _MPIRUN = "PMIX_SERVER_URI"  # begins the variables that say at which address of this machine mpirun listens
 _BY_MPIRUN = ("PMIX_", "OMPI_", "PRTE_", "OPAL_")  # begin the variables by which mpirun gives a process its place
