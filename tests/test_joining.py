@@ -256,6 +256,13 @@ def test_a_process_whose_stub_under_mpirun_ends_is_lost_and_replaced(undisturbed
 
 @needs_mpi
 @pytest.mark.slow
+def test_they_go_on_without_mpirun_and_say_that_it_starts_no_process_any_more(undisturbed, tmp_path):
+    output = check(undisturbed, tmp_path, "0:5:mpirun", "2:10:SIGKILL", num=3, epochs=6, size=2)
+    assert "rank 3 did not join: mpirun starts no further process: it has ended; 2 go on" in output
+
+
+@needs_mpi
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 1, 3])
 def test_one_is_lost_while_process_0_sends_its_state_to_a_new_one_and_the_others_go_on(undisturbed, tmp_path, number):
     output = check(undisturbed, tmp_path, "2:10:SIGKILL", f"{number}:state2:SIGKILL", num=3, epochs=80, limit=20)

@@ -76,6 +76,12 @@ def own_stub():
     return found
 
 
+def own_mpirun():
+    """The parent of the first of them."""
+    stat = Path(f"/proc/{min(own_stub())}/stat").read_text()
+    return int(stat.rpartition(")")[2].split()[1])
+
+
 class Orders:
     """What is to happen to which process, in words ``number:moment:what``.
 
@@ -85,10 +91,10 @@ class Orders:
     ``meet+5`` (5 ms after it begins to meet a new one), ``connect`` (all that train meet it), ``connected`` (MPI has),
     ``state2`` (the third part of the state is on its way to it) or ``lost3`` (this one hears that process 3 is lost).
     What happens is an ``error``, a signal, ``sleep``, ``host`` (it waits until its host is lost), ``late`` (a second
-    passes), ``stub`` (its stub under mpirun is killed), at the beginning ``net``, ``mark`` (it makes the file MARK),
-    or, when MPI in it has the names of those that meet, ``IN_CONNECT=ends`` (it is killed, and mpirun is stopped for
-    15 s) or ``IN_CONNECT=late`` (a second passes). With the word ``unwatched``, nothing ends a meeting that MPI does
-    not end.
+    passes), ``mpirun`` (that is killed), ``stub`` (its stub under mpirun is), at the beginning ``net``, ``mark`` (it
+    makes the file MARK), or, when MPI in it has the names of those that meet, ``IN_CONNECT=ends`` (it is killed, and
+    mpirun is stopped for 15 s) or ``IN_CONNECT=late`` (a second passes). With the word ``unwatched``, nothing ends a
+    meeting that MPI does not end.
     """
 
     def __init__(self, words):
@@ -129,9 +135,11 @@ class Orders:
             time.sleep(1)
         elif what.startswith("IN_CONNECT"):
             os.environ.update([what.split("=")])
-            stat = Path(f"/proc/{min(own_stub())}/stat").read_text()
-            mpirun = os.environ["MPIRUN"] = stat.rpartition(")")[2].split()[1]  # its parent
-            threading.Timer(15, os.kill, [int(mpirun), signal.SIGCONT]).start()  # MPI may not hold anyone that long
+            mpirun = own_mpirun()
+            os.environ["MPIRUN"] = str(mpirun)
+            threading.Timer(15, os.kill, [mpirun, signal.SIGCONT]).start()  # MPI may not hold anyone that long
+        elif what == "mpirun":
+            os.kill(own_mpirun(), signal.SIGKILL)
         elif what == "mark":
             Path(os.environ["MARK"]).touch()
         elif what == "stub":

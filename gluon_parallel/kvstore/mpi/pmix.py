@@ -14,7 +14,7 @@ from ... import launcher
 
 _LIBRARY = "libpmix.so.2"  # which Open MPI has loaded
 # Numbers of the PMIx standard
-_ACTION_COMPLETE, _LOST_CONNECTION, _LOST_SERVER, _ENDED = -334, -61, -101, -200
+_ACTION_COMPLETE, _LOST_CONNECTION, _LOST_SERVER, _ENDED, _UNREACHABLE = -334, -61, -101, -200, -25
 _PROC_LOCAL, _GLOBAL = 7, 3  # a range: this process alone; a scope: all processes
 _BOOL, _STRING, _INT, _PROC, _BYTES = 1, 3, 6, 22, 27  # types of values
 _KEY = b"gluon_parallel.addresses"
@@ -190,7 +190,7 @@ def spawn(argv: Sequence[str], environment: Mapping[str, str], folder: str) -> N
         folder: its working directory.
 
     Raises:
-        OSError: there is no library of PMIx, or mpirun could not start it; has PMIx's number of the error.
+        OSError: there is no library of PMIx, or mpirun has ended or could not start it; has PMIx's number of the error.
     """
     library = ctypes.CDLL(_LIBRARY)
     variables = {"OMPI_MCA_mpi_ft_enable": "1", **environment}  # else it is ended when another process dies
@@ -204,7 +204,8 @@ def spawn(argv: Sequence[str], environment: Mapping[str, str], folder: str) -> N
     status = library.PMIx_Spawn(info, one, ctypes.byref(program), one, ctypes.create_string_buffer(256))
     library.PMIx_Info_free(info, one)
     if status:
-        raise OSError(f"mpirun starts no further process: error {status} of PMIx")
+        why = "it has ended" if status == _UNREACHABLE else f"error {status} of PMIx"
+        raise OSError(f"mpirun starts no further process: {why}")
 
 
 def _strings(words: Sequence[str]) -> Any:
