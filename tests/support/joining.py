@@ -63,8 +63,12 @@ def known():
     return sorted(found)
 
 
+def parent_of(process):
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def own_stub():
-    """The processes that stand for this one under mpirun."""
+    """The processes that stand for this one under mpirun: the one that it has started, and that one's child."""
     job, rank = pmix.own_process_name()
     found = []
     for path in Path("/proc").glob("[0-9]*"):
@@ -73,13 +77,7 @@ def own_stub():
             is_stub = (path / "cmdline").read_bytes().endswith(b"agent.py\0stub\0")
             if is_stub and {f"PMIX_NAMESPACE={job}".encode(), f"PMIX_RANK={rank}".encode()} <= {*variables}:
                 found.append(int(path.name))
-    return found
-
-
-def own_mpirun():
-    """The parent of the first of them."""
-    stat = Path(f"/proc/{min(own_stub())}/stat").read_text()
-    return int(stat.rpartition(")")[2].split()[1])
+    return sorted(found, key=lambda process: parent_of(process) in found)
 
 
 class Orders:
@@ -135,16 +133,15 @@ class Orders:
             time.sleep(1)
         elif what.startswith("IN_CONNECT"):
             os.environ.update([what.split("=")])
-            mpirun = own_mpirun()
+            mpirun = parent_of(own_stub()[0])
             os.environ["MPIRUN"] = str(mpirun)
             threading.Timer(15, os.kill, [mpirun, signal.SIGCONT]).start()  # MPI may not hold anyone that long
         elif what == "mpirun":
-            os.kill(own_mpirun(), signal.SIGKILL)
+            os.kill(parent_of(own_stub()[0]), signal.SIGKILL)
         elif what == "mark":
             Path(os.environ["MARK"]).touch()
         elif what == "stub":
-            for process in own_stub():
-                os.kill(process, signal.SIGKILL)
+            os.kill(own_stub()[1], signal.SIGKILL)  # the other one follows
             time.sleep(1000)  # until the launcher ends it
         return what
 
