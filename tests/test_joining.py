@@ -87,7 +87,7 @@ def test_a_new_process_takes_the_place_of_a_lost_one_and_changes_no_weight(undis
     assert "rank 2 takes the place of rank 1; it joins when its script has come to gp.prepare" in output
     assert re.search(r"joined after step \d+: process 2 on \S+; 2 go on after \d+\.\d\d s", output)
     assert "done; lost on the way, of 2 processes: rank 1; joined: rank 2" in output
-    # As those of one that is lost cannot be got any more.
+    # Each knows the addresses of the other: those of one that is lost cannot be got any more.
     assert "[0] ends with 2 processes, addresses of [2] are known" in output
     assert "[2] ends with 2 processes, addresses of [0] are known" in output
 
@@ -211,7 +211,7 @@ def test_the_others_go_on_when_one_of_them_is_lost_and_mpirun_answers_nobody_for
 ):
     """MPI would have mpirun connect all, and it would wait for the lost one.
 
-    When it goes on, it hears of ends of processes and of their connections at once, and must not break.
+    When mpirun goes on, it hears of ends of processes and of their connections at once, and must not break.
     """
     late = [f"{rank}:connect:IN_CONNECT=late" for rank in range(num - 2)]
     orders = f"{num - 1}:10:SIGKILL", f"{num - 2}:connect:IN_CONNECT=ends", *late

@@ -369,7 +369,7 @@ def test_a_stub_ends_when_mpirun_has_taken_note_of_the_end_of_the_connection(mon
         assert not stub.is_alive()
 
 
-@pytest.mark.parametrize(("btl", "expected"), [(None, "self,tcp"), ("^ofi", "^ofi,sm"), ("self,sm,tcp", "self,tcp")])
+@pytest.mark.parametrize(("btl", "expected"), [(None, "self,tcp"), ("^ofi", "^ofi,sm"), ("self,vader,tcp", "self,tcp")])
 def test_open_mpi_shares_no_memory_where_mpirun_takes_all_hosts_for_its_own(btl, expected):
     engine = engines.MPI(2, 1, [], "ssh", "127.0.0.1", max_processes=2)
     found = engine.adopted({"PMIX_RANK": "1", **({} if btl is None else {"OMPI_MCA_btl": btl})}, "h2")

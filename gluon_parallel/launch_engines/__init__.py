@@ -175,8 +175,7 @@ class MPI(LaunchEngine):
 
     def adopted(self, variables: Mapping[str, str], host: str) -> dict[str, str]:
         # mpirun takes all processes for processes of its host: what they would share there they do not.
-        btl = variables.get("OMPI_MCA_btl", "self,tcp")
-        btl = f"{btl},sm" if btl.startswith("^") else ",".join(one for one in btl.split(",") if one != "sm")
+        btl = _without_memory(variables.get("OMPI_MCA_btl") or _TRANSPORTS)
         apart = {"OMPI_MCA_btl": btl, "PMIX_HOSTNAME": host, "PMIX_GDS_MODULE": "hash"}
         settings = {"OMPI_MCA_coll": "^han,sm,xhc"}
         if self.address == hosts.LOOPBACK:
@@ -203,7 +202,7 @@ class MPI(LaunchEngine):
         if absent := self.missing():
             said = f"{' and '.join(absent)} not installed in {sys.prefix}"
             raise LaunchError(f"engine mpi: {said}; {self.install}")
-        if self.max_processes is not None and not _leaves_transport(os.environ.get("OMPI_MCA_btl", "self,tcp")):
+        if self.max_processes is not None and not _leaves_transport(os.environ.get("OMPI_MCA_btl") or _TRANSPORTS):
             raise LaunchError(
                 f"--max-processes: OMPI_MCA_btl is {os.environ['OMPI_MCA_btl']!r}, which leaves no transport between "
                 "processes, as Open MPI shares no memory where hosts may be lost; unset it, or let it have tcp"
@@ -260,15 +259,30 @@ class MPI(LaunchEngine):
         return [mpirun, *(super().starts(contact) if self.uses_stubs else [])]
 
 
-def _leaves_transport(btl: str) -> bool:
-    """Whether processes that share no memory can exchange by a transport that Open MPI's variable lets them have.
+_TRANSPORTS = "self,tcp"  # Open MPI's, where processes share no memory and the user names none
+
+
+def _without_memory(btl: str) -> str:
+    """Open MPI's transports by that variable but the one through shared memory, which has two names.
 
     Example:
-        >>> [_leaves_transport(btl) for btl in ("^ofi", "self,tcp", "^tcp", "self,sm")]
-        [True, True, False, False]
+        >>> [_without_memory(btl) for btl in ("^ofi", "self,sm,tcp", "self,vader")]
+        ['^ofi,sm', 'self,tcp', 'self']
     """
-    names = {*btl.removeprefix("^").split(",")}
-    return "tcp" not in names if btl.startswith("^") else bool(names - {"self", "sm"})
+    if btl.startswith("^"):
+        return f"{btl},sm"
+    return ",".join(name for name in btl.split(",") if name not in ("sm", "vader"))
+
+
+def _leaves_transport(btl: str) -> bool:
+    """Whether processes can exchange by one of the transports of that variable without shared memory.
+
+    Example:
+        >>> [_leaves_transport(btl) for btl in ("^ofi", "self,tcp", "^tcp", "vader,self", "sm")]
+        [True, True, False, False, False]
+    """
+    names = {*_without_memory(btl).removeprefix("^").split(",")}
+    return "tcp" not in names if btl.startswith("^") else not names <= {"self", ""}
 
 
 class PS(LaunchEngine):

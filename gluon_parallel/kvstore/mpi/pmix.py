@@ -190,7 +190,7 @@ def spawn(argv: Sequence[str], environment: Mapping[str, str], folder: str) -> N
         folder: its working directory.
 
     Raises:
-        OSError: there is no library of PMIx, or mpirun has ended or could not start it; has PMIx's number of the error.
+        OSError: there is no library of PMIx, mpirun has ended, or could not start it (has PMIx's number of the error).
     """
     library = ctypes.CDLL(_LIBRARY)
     variables = {"OMPI_MCA_mpi_ft_enable": "1", **environment}  # else it is ended when another process dies
